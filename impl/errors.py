@@ -1,8 +1,17 @@
 """Errors caused by the user's input, in one line each."""
 
+import difflib
+from collections.abc import Iterable
+
 
 class InputError(ValueError):
     """One line for the user: what is wrong, where, and what would be valid. The command line prints it and exits 2."""
+
+
+def nearest(name: str, names: Iterable[str]) -> str:
+    """Return `did you mean NAME? ` with the name that is most like another; empty if none is."""
+    near = difflib.get_close_matches(name, list(names), n=1)
+    return f"did you mean {near[0]}? " if near else ""
 
 
 def in_one_line(error: Exception) -> str:

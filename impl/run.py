@@ -16,6 +16,7 @@ from impl.errors import InputError
 from impl.evaluation_config import EvaluationConfig
 from impl.fields import CHECKED, Count, Threads, divisors
 from impl.model.config import ModelConfig
+from impl.model.norm_placement import PLACEMENTS
 from impl.model.parametrization import norm_before_head
 from impl.pipeline.schedules import require
 from impl.pipeline.stage import partition
@@ -82,6 +83,8 @@ class Run:
 
         The order is that in which one thing is needed to judge the next. The run's data and files are not read.
         """
+        if unusable := self._of_placement():
+            return unusable
         of_training = [*self._of_batch(), *self._of_splitting(), *self._of_context(), *self._of_parametrization()]
         found = [*of_training, *self._of_experts(), *self._of_memory(), *self._of_race(), *self._of_evaluation()]
         if self.plan.tp3:
@@ -98,6 +101,13 @@ class Run:
         """Return `problems`, and what no engine here trains though it is simulated."""
         is_fp8 = self.precision == "fp8"
         return self.problems() + ["precision fp8 is simulated only; valid: fp64, fp32, bf16, fp16"] * is_fp8
+
+    def _of_placement(self) -> list[str]:
+        """Return what is wrong with a norm placement of a user's own; others are judged as the model is made."""
+        try:
+            return [] if self.model.norm_placement in PLACEMENTS else list(self.model.problems_of_norms())
+        except InputError as error:
+            return [str(error)]
 
     def _of_batch(self) -> Iterator[str]:
         batch, share = self.train.global_batch, self.train.microbatch * self.plan.dp

@@ -42,7 +42,7 @@ HARNESS = re.compile(r"^(?:\$ )?lmscale (.*)$", re.MULTILINE)
 INLINE = re.compile(r"`lmscale ([^`>]*)")
 EXECUTED = (
     *("list", "show", "status", "table", "prepare", "timeline", "memory", "ghost"),
-    *("predict", "claims", "report", "export", "import", "new"),
+    *("predict", "claims", "report", "export", "import", "new", "schema"),
 )
 DRY = ("run",)
 """With --dry-run: which points would be trained, and with which script on a cluster."""
@@ -207,7 +207,7 @@ def option(command: list[str], name: str) -> str | None:
     return command[command.index(name) + 1] if name in command else None
 
 
-@pytest.mark.parametrize("command", commands("list", "status", "claims", "memory", "ghost"), ids=" ".join)
+@pytest.mark.parametrize("command", commands("list", "status", "claims", "memory", "ghost", "schema"), ids=" ".join)
 def test_commands_that_only_look(command: list[str], here: Callable[..., str], tmp_path: Path) -> None:
     assert here([*command, *FEWER.get(command[0], [])])
     assert list(tmp_path.iterdir()) == []

@@ -14,7 +14,7 @@ from harness.records.measures import about, in_order, model_names, shape
 from harness.records.parts import Dimensions
 from harness.records.record import Record, float_or_nan
 from harness.records.statistics import UNKNOWN, estimate
-from impl.model.norm_placement import PLACEMENTS
+from impl.model.norm_placement import order_of
 
 FAR = 3.0
 """Standard deviations from the mean beyond which a dimension is an outlier; assumed."""
@@ -124,7 +124,7 @@ def table(records: Sequence[Record]) -> Table:
     """Tabulate outliers of each model and placement over its training, mean over seeds."""
     groups: dict[tuple[Any, ...], list[Look]] = {}
     for one in looks(records):
-        model, order = one.record.run.model, list(PLACEMENTS).index(one.norm)
+        model, order = one.record.run.model, order_of(one.norm)
         groups.setdefault((model.family != "gpt", one.record.parameters, order, one.tokens), []).append(one)
     made = pd.DataFrame([combined(group) for _, group in sorted(groups.items())])
     columns = () if made.empty else shown(SHOWN, made)

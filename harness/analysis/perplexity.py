@@ -16,7 +16,7 @@ from harness.records.labels import SHAPE, labels
 from harness.records.measures import about, combine, frame
 from harness.records.record import Record
 from impl.errors import InputError
-from impl.model.norm_placement import PLACEMENTS
+from impl.model.norm_placement import order_of
 
 MOST_COLUMNS = 9
 """Most combinations of placement and learning rate that are shown as columns."""
@@ -114,7 +114,7 @@ def placement_table(records: Sequence[Record], name: str, kind: str, apart: str 
     for point in points.to_dict("records"):
         norm, lr = point["norm_placement"], point["lr"]
         column = f"{norm} lr={lr:g}" if by_lr else norm
-        order[column] = (list(PLACEMENTS).index(norm), lr)
+        order[column] = (order_of(norm), lr)
         row = rows.setdefault((point["model"], point["varies"]), {k: point[k] for k in ("model", "varies")})
         some_diverged = " of " in point["diverged_runs"]
         row[column] = f"diverged {point['diverged_runs']}" if some_diverged else point[main.key]

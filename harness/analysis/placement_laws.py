@@ -47,7 +47,7 @@ def points_of(run: Record, course: Sequence[Evaluation]) -> list[Point]:
 def fits(records: Sequence[Record]) -> dict[str, Fitted]:
     """Return the law of every norm placement that has enough models, from FITTED_FROM of their steps on."""
     found: dict[str, Fitted] = {}
-    for seed, norm in enumerate(PLACEMENTS):
+    for seed, norm in enumerate(dict.fromkeys((*PLACEMENTS, *(one.run.model.norm_placement for one in records)))):
         points = tuple(point for run, course in validated(records, norm) for point in points_of(run, course))
         if can_fit(points):
             found[norm] = _fitted(tuple(sorted(points)), seed)

@@ -12,7 +12,7 @@ from harness.records.measures import about
 from harness.records.record import Record
 from harness.records.statistics import Estimate, estimate
 from harness.records.store import FINISHED
-from impl.model.norm_placement import PLACEMENTS
+from impl.model.norm_placement import order_of
 from impl.run import Run
 
 UNIGRAM = {"data/books-byte": 3.0738}
@@ -87,7 +87,7 @@ def arms(records: Sequence[Record]) -> list[Arm]:
     for one in (one for one in records if one.status in FINISHED):
         model, train = one.run.model, one.run.train
         name = arm_name(one.run, named=several and train.parametrization == "standard")
-        order[name] = list(PLACEMENTS).index(model.norm_placement)
+        order[name] = order_of(model.norm_placement)
         rates = found.setdefault((model.num_layers, train.warmup_steps, name), {})
         rates.setdefault(train.lr, []).append(loss_or_inf(one))
     every = {rate for rates in found.values() for rate in rates}

@@ -99,9 +99,11 @@ def throughput_table(records: Sequence[Record], convention: str = CONVENTION) ->
         notes.append("Skipped: steps whose fp16 gradients overflowed, so that nothing but the loss scale was changed.")
     if any(record.status != "ok" for record in records):
         notes.append(f"{denominators(records)}.")
-    if unknown := [record for record in records if not record.has_trusted_schedule]:
-        named = ", ".join(f"{record.id} ({record.run.plan.schedule})" for record in unknown)
-        notes.append(f"Nothing is predicted or claimed of runs whose schedule only their record names: {named}.")
+    if unknown := [record for record in records if not record.has_trusted_code]:
+        from impl.own_code import code_of
+
+        named = ", ".join(f"{record.id} ({', '.join(code_of(record.run))})" for record in unknown)
+        notes.append(f"Nothing is predicted or claimed of runs with code that only their record names: {named}.")
     return measured("throughput", title, THROUGHPUT, rows, notes)
 
 

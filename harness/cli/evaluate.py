@@ -18,6 +18,7 @@ from impl.data.config import DataConfig
 from impl.errors import InputError
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig
+from impl.own_code import trust
 from impl.recipe import Recipe
 from impl.run import Run
 
@@ -60,6 +61,7 @@ def evaluate(
     overlap: int = 0,
     batch: int = 8,
     device: DeviceChoice = "auto",
+    norm_placement: str | None = None,
     lm_eval: Flag = False,
     json: Flag = False,
 ) -> int:
@@ -73,6 +75,7 @@ def evaluate(
         overlap: Tokens of context that a sliding window keeps from the one before, unscored.
         batch: Sequences in a forward pass.
         device: cpu or cuda; auto takes a GPU where there is one.
+        norm_placement: The checkpoint's norm placement where it is code of your own, which is executed then.
         lm_eval: Also evaluate with lm-evaluation-harness (needs the extra `eval`), and show both with the difference.
         json: Print one JSON document on standard output.
     """
@@ -92,6 +95,7 @@ def evaluate(
     evaluation = EvaluationConfig(
         sequences=None, texts=tuple(map(str, texts)), lambada=None if lambada is None else str(lambada), overlap=overlap
     )
+    trust(*filter(None, [norm_placement]))
     run = _run_of(saved, data, evaluation, batch)
     if reason := next(iter(run.untrainable()), None) or missing_inputs(run):
         raise InputError(reason)

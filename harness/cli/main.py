@@ -27,8 +27,7 @@ from harness.records.labels import FIELDS, sized
 from harness.records.printable import CONTROL, printable
 from impl.errors import InputError
 from impl.model.sizes import named
-from impl.pipeline.schedules import trust
-from impl.plan import Plan
+from impl.own_code import trust_words
 from impl.run import Run
 
 FAILED, INTERRUPTED = 1, 130
@@ -56,6 +55,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if odd := [word for word in argv if CONTROL.search("".join(word.split()))]:
             raise InputError(f"{odd[0]!r}: control characters, which would reach the terminal; valid: text without")
         _find_modules_here()
+        trust_words(argv)
         default, given = _default(argv) if argv[:1] and argv[0] in SIZED else (Run(), frozenset[str]())
         return parse(argv, default, _given(argv) | given)()
     except InputError as error:
@@ -140,7 +140,7 @@ def _described(name: str) -> Callable[[], None]:
 
 
 def _deferred(name: str, default: Run, given: frozenset[str]) -> Callable[..., Callable[[], int]]:
-    """Return a function with the verb's signature that trusts the schedule that the command line names.
+    """Return a function with the verb's signature.
 
     It passes the given fields on and does not call the verb, so that the verb's errors are not mistaken for the
     parser's.
@@ -149,9 +149,6 @@ def _deferred(name: str, default: Run, given: frozenset[str]) -> Callable[..., C
 
     @functools.wraps(verb)
     def hold(*args: object, **kwargs: object) -> Callable[[], int]:
-        for value in (*args, *kwargs.values()):
-            if isinstance(plan := value.plan if isinstance(value, Run) else value, Plan):
-                trust(plan.schedule)
         for option, value in kwargs.items():
             if option == "given":
                 kwargs[option] = given

@@ -13,6 +13,7 @@ from harness.predict.systems import FOLDER
 from harness.predict.systems import names as systems
 from harness.records.store import write_atomically
 from impl.errors import InputError
+from impl.model.norm_placement import PLACEMENTS
 from impl.pipeline.schedules import SCHEDULES
 
 TEMPLATES = Path(__file__).parent / "templates"
@@ -39,22 +40,33 @@ KINDS = {
             "train --model gpt-0.5m --plan.pp 2 --plan.schedule NAME:NAME --train.microbatch 2 --train.steps 20",
         ),
     ),
+    "placement": Kind(
+        TEMPLATES / "placement.py.txt", ".py",
+        (
+            "train --model gpt-0.5m --model.norm-placement NAME.py:NAME --plan.tp 2 --plan.pp 2 --train.steps 20",
+            "memory --model gpt-2.5b --model.norm-placement NAME.py:NAME --plan.tp 2",
+        ),
+    ),
     "system": Kind(
         FOLDER / "h100.yaml", ".yaml",
         ("predict --system NAME.yaml --model gpt-2.5b --plan.tp 2", "calibrate --out here.yaml  # of this machine"),
     ),
 }  # fmt: skip
-TAKEN = {"experiment": experiment_ids, "schedule": lambda: SCHEDULES, "system": systems}
+TAKEN = {
+    "experiment": experiment_ids, "schedule": lambda: SCHEDULES, "placement": lambda: PLACEMENTS, "system": systems,
+}  # fmt: skip
 """Names of each kind that are there already."""
 
 
 def new(
-    kind: tyro.conf.Positional[Literal["experiment", "schedule", "system"]], name: tyro.conf.Positional[str], /
+    kind: tyro.conf.Positional[Literal["experiment", "schedule", "placement", "system"]],
+    name: tyro.conf.Positional[str],
+    /,
 ) -> int:
-    """Write a file of your own that runs as it is: an experiment, a pipeline schedule, or a described system.
+    """Write a file of your own that runs as it is: an experiment, a schedule, a norm placement or a system.
 
     Args:
-        kind: What it is. A norm placement of your own is an entry in the code: docs/extending.md.
+        kind: What it is.
         name: The file is NAME.py, or NAME.yaml for a system, in the working directory.
     """
     found = KINDS[kind]

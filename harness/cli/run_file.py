@@ -2,6 +2,7 @@
 
 import tomllib
 from collections.abc import Sequence
+from operator import attrgetter
 from pathlib import Path
 from typing import Any
 
@@ -10,19 +11,18 @@ from pydantic import ValidationError
 from harness.records.store import loads
 from impl.errors import InputError
 from impl.files import read_text
-from impl.pipeline.schedules import is_packaged
+from impl.own_code import FIELDS, code_of, names_code
 from impl.run import Run, from_dict
 
 VALID = "valid: the fields of a run as a TOML file (.toml) or as JSON, or a record"
 RECORDED = "config"
 """Field of a record that has the fields of its run."""
-SCHEDULE = "plan.schedule"
 
 
 def run_in(path: Path, words: Sequence[str]) -> tuple[Run, frozenset[str]]:
     """Return the run in a file, other fields at their defaults, and the fields that the file has, by dotted name.
 
-    A schedule that is not packaged is code, which a file alone cannot name.
+    A schedule or norm placement that is not packaged is code, which a file alone cannot name.
 
     Args:
         words: the command line.
@@ -36,15 +36,14 @@ def run_in(path: Path, words: Sequence[str]) -> tuple[Run, frozenset[str]]:
         run = from_dict(fields)
     except ValidationError as error:
         raise InputError(f"{path}: {type(error).__name__}: {error}") from None
-    schedule = run.plan.schedule
-    if (
-        ":" in schedule
-        and not is_packaged(schedule)
-        and not any(word.partition("=")[0] == f"--{SCHEDULE}" for word in words)
-    ):
-        raise InputError(
-            f"{path}: {SCHEDULE} {schedule!r:.80} is code; valid: the option --{SCHEDULE} besides, if you trust it"
-        )
+    given = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in words}
+    for field in FIELDS:
+        name = attrgetter(field)(run)
+        if name in code_of(run) and names_code(field, name) and field not in given:
+            option = f"--{field.replace('_', '-')}"
+            raise InputError(
+                f"{path}: {field} {name!r:.80} is code; valid: the option {option} besides, if you trust it"
+            )
     names = (
         [f"{name}.{inner}" for inner in part] if isinstance(part, dict) else [name] for name, part in fields.items()
     )

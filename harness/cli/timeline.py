@@ -44,7 +44,7 @@ def draw_timeline(
         transfer: Time from one rank to the next.
         search: Seconds to search for a shorter table in as much memory, on the same ranks, which is drawn instead.
         record: A record of a run with a pipeline: draws its last step under the prediction from its own times.
-        out: Write the figure as OUT.png and OUT.svg.
+        out: Write the figure as OUT.png and OUT.svg, or at the width of a paper's column if OUT ends in .pdf.
         json: Print the rows of actions, spans, bubble and activations in flight.
     """
     if out is not None and not out.name:

@@ -31,6 +31,7 @@ VERBS = {
     "import": Verb("harness.report.inbox:import_archive", "Read an archive that `export` wrote"),
     "report": Verb("harness.cli.report:report", "Write a report of all records"),
     "certify": Verb("harness.cli.certify:certify", "Compare two certificates of runs, bit for bit"),
+    "schema": Verb("harness.cli.schema:schema", "Print the JSON schema of a record"),
     "train": Verb("harness.cli.verbs:train_from", "Train one run"),
     "timeline": Verb("harness.cli.timeline:draw_timeline", "Draw a pipeline schedule"),
     "memory": Verb("harness.predict.memory:memory_from", "Predict the memory that every pipeline rank of a run needs"),

@@ -6,7 +6,7 @@ import tempfile
 import textwrap
 from collections.abc import Callable
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import TYPE_CHECKING, Annotated, Literal
 
 import tyro
 
@@ -20,7 +20,12 @@ from harness.terminal import Flag, columns, console, counted, print_json, tell_i
 from impl.errors import InputError
 from impl.run import Run
 
-Format = Literal["md", "csv", "tex", "json"]
+if TYPE_CHECKING:
+    from harness.analysis.render import Table
+    from harness.experiment.experiment import Experiment
+    from harness.records.record import Record
+
+Format = Literal["md", "csv", "tex", "json", "parquet", "pdf"]
 
 
 FEW = 8
@@ -156,6 +161,7 @@ def table(
     *,
     tier: Tier | None = None,
     format: Format | None = None,
+    width: Literal["column", "page"] = "column",
     out: Path | None = None,
     json: Flag = False,
 ) -> int:
@@ -166,22 +172,14 @@ def table(
     Args:
         experiment: Id of an experiment, or its last word.
         tier: smoke, small or paper; without it the largest with measured records, else with simulated ones.
-        format: Print the tables in this format instead of for the terminal.
+        format: Print the tables in this format instead of for the terminal. Into the folder EXPERIMENT-TIER, parquet
+            writes a file of each and one of all records, and pdf the figures, for a paper.
+        width: Width of figures with --format pdf: a paper's column (3.25 inches) or its page (6.75).
         out: Folder of records; without it your own in `runs` where there are some, else the committed ones.
         json: The same as --format json.
     """
-    from harness.analysis import render
-    from harness.analysis.latex import latex
     from harness.experiment.loading import load
-    from harness.report.results import (
-        all_tables,
-        as_json,
-        described,
-        in_words,
-        other_points,
-        print_tables,
-        write_results,
-    )
+    from harness.report import results
 
     found = load(experiment)
     tier = tier or folders.reading_tier(out, found.id) or TIERS[0]
@@ -192,23 +190,45 @@ def table(
         raise InputError(f"{store.folder} has no records; `lmscale run {found.id} --tier {tier}` makes them")
     own = [record for each, of_one in read if each.out == store.out for record in of_one]
     is_own = any(each.out == store.out for each in stores)
-    files, made = write_results(store, found, own) if is_own else ([], [])
+    files, made = results.write_results(store, found, own) if is_own else ([], [])
     if len(own) < len(records):
-        made = all_tables(records, found.claims, table=found.table)
+        made = results.all_tables(records, found.claims, table=found.table)
     for each in stores:
         tell_ignored(each)
     if json or format == "json":
-        return print_json({**described(found), "tier": tier, **as_json(made), "files": files})
+        return print_json({**results.described(found), "tier": tier, **results.as_json(made), "files": files})
     if format is None:
-        print_tables(made)
-        others = other_points(found, records)
+        results.print_tables(made)
+        others = results.other_points(found, records)
         statuses = [record.status for record in records if record not in others]
         of_tier = f"\n{found.id}, tier {tier}: {counted(statuses)}"
-        notes = [of_tier, *in_words(others, records), folders.read_from(out, [found.id])]
+        notes = [of_tier, *results.in_words(others, records), folders.read_from(out, [found.id])]
         print(*filter(None, notes), sep="\n")
         return 0
-    write = {"md": render.markdown, "csv": render.csv, "tex": latex}[format]
-    print("\n".join(map(write, made)))
+    if format in ("parquet", "pdf"):
+        return _write_files(found, Path(f"{found.id.replace('/', '-')}-{tier}"), made, records, width, format)
+    print("\n".join(map(results.WRITERS[format], made)))
+    return 0
+
+
+def _write_files(
+    found: "Experiment",
+    folder: Path,
+    made: "list[Table]",
+    records: "list[Record]",
+    width: Literal["column", "page"],
+    format: Format,
+) -> int:
+    """Write tables and records as Parquet, or figures as PDF; print the files, and titles of figures for captions."""
+    from harness.analysis import parquet
+    from harness.figures import printed
+
+    if format == "parquet":
+        files: list[object] = [*parquet.write(folder, made, records)]
+    else:
+        titles = printed.write(records, folder, width, table=found.table, figure=found.figure)
+        files = [f"{path}  {title}" for path, title in titles.items()]
+    print(f"{found.id}, written:", *files, sep="\n  ")
     return 0
 
 

@@ -13,7 +13,6 @@ from harness.records.labels import labels_by, varying
 from harness.records.record import Record
 from impl.data.config import DataConfig
 from impl.errors import InputError
-from impl.pipeline.schedules import trust
 from impl.plan import Plan
 from impl.run import EngineName, Run
 
@@ -65,7 +64,7 @@ class Experiment:
     """Docstring after the question."""
 
     def __post_init__(self) -> None:
-        """Check the fields, which come from a user's file, and trust the schedules of the runs."""
+        """Check the fields, which come from a user's file, and trust the code that the runs name."""
         texts = ("source", "expectation", "deviations", "id", "question", "about")
         is_tiers = lambda value, each: (
             isinstance(value, dict) and set(value) == set(TIERS) and all(map(each, value.values()))
@@ -84,8 +83,10 @@ class Experiment:
         for name, (is_valid, what) in checks.items():
             if not is_valid:
                 raise InputError(f"Experiment.{name} {_shown(getattr(self, name))}: must be {what}")
+        from impl.own_code import trust_code_of  # for few runs
+
         for run in (run for runs in self.runs.values() for run in runs):
-            trust(run.plan.schedule)
+            trust_code_of(run)
 
 
 @dataclass(frozen=True)

@@ -1,6 +1,5 @@
 """Loading of experiments by name from their files, whose functions are guarded against what they raise and return."""
 
-import difflib
 import importlib
 import importlib.util
 import traceback
@@ -15,13 +14,23 @@ from harness.experiment.claims import Evidence
 from harness.experiment.experiment import Experiment
 from harness.records.record import Record
 from harness.records.store import require_name
-from impl.errors import InputError
+from impl.errors import InputError, nearest
+from impl.own_code import offered
 
 _T = TypeVar("_T")
 
 
 def experiment_ids() -> list[str]:
-    """Return the ids of all experiments, `quickstart` or `paper/question`: files in packages of `experiments`."""
+    """Return the ids of all experiments, `quickstart` or `paper/question`.
+
+    They are files in packages of `experiments`, and what installed packages offer, by other names, in the group of
+    entry points `lmscale.experiments`.
+    """
+    of_packages = (name for name in offered("experiments") if all(map(str.isidentifier, name.split("/"))))
+    return sorted({*_files(), *of_packages})
+
+
+def _files() -> list[str]:
     found = []
     for root in map(Path, importlib.import_module("experiments").__path__):
         for path in root.rglob("*.py"):
@@ -30,7 +39,7 @@ def experiment_ids() -> list[str]:
             is_named = all(part.isidentifier() for part in name.parts) and path.name != "__init__.py"
             if is_named and all((folder / "__init__.py").exists() for folder in folders):
                 found.append(name.as_posix())
-    return sorted(found)
+    return found
 
 
 def load(name: str) -> Experiment:
@@ -47,14 +56,12 @@ def load(name: str) -> Experiment:
         return _from_file(own, ids)
     if len(matches) != 1:
         what = "names several experiments" if matches else "is not an experiment"
-        near = difflib.get_close_matches(name, ids, n=1)
-        hint = f"did you mean {near[0]}? " if near and not matches else ""
+        hint = "" if matches else nearest(name, ids)
         raise InputError(f"{name!r} {what}; {hint}valid: a file NAME.py, or {', '.join(matches or ids)}")
     [found] = matches
-    module = _imported(
-        f"experiments/{found}.py", lambda: importlib.import_module(f"experiments.{found.replace('/', '.')}")
-    )
-    return _from_module(found, f"experiments/{found}.py", module)
+    where = offered("experiments")[found].module if found not in _files() else f"experiments.{found.replace('/', '.')}"
+    file = f"{where.replace('.', '/')}.py"
+    return _from_module(found, file, _imported(file, lambda: importlib.import_module(where)))
 
 
 def _from_file(path: Path, ids: Sequence[str]) -> Experiment:
@@ -138,9 +145,9 @@ def _with_name(table: Table) -> Table:
 def _own(experiment: Experiment, records: Sequence[Record]) -> list[Record]:
     """Return the records that the experiment compares: of its own engines, or of one other if there are none.
 
-    Records whose schedule cannot be trusted are left out.
+    Records with code that cannot be trusted are left out.
     """
-    known = [record for record in records if record.has_trusted_schedule]
+    known = [record for record in records if record.has_trusted_code]
     own = {run.engine for runs in experiment.runs.values() for run in runs}
     there = sorted({record.run.engine for record in known})
     chosen = own.intersection(there) or there[:1]

@@ -19,7 +19,7 @@ from harness.records.labels import SHAPE, labels
 from harness.records.measures import about, model_names, shape, size_name
 from harness.records.parts import Evaluation
 from harness.records.record import Record
-from impl.model.norm_placement import PLACEMENTS
+from impl.model.norm_placement import order_of
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -287,4 +287,4 @@ def _sizes_line(ax: "Axes", points: pd.DataFrame, main: Column, i: int) -> None:
 
 
 def _size_and_placement(record: Record) -> tuple[float, int]:
-    return record.resolved.parameters or math.inf, list(PLACEMENTS).index(record.run.model.norm_placement)
+    return record.resolved.parameters or math.inf, order_of(record.run.model.norm_placement)

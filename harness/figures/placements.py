@@ -21,9 +21,10 @@ def of_outliers(records: Sequence[Record]) -> Any:
     if not found:
         return None
     models = list(dict.fromkeys(one.model for one in found))
+    placements = dict.fromkeys((*PLACEMENTS, *(one.norm for one in found)))
     made, axes = panels(len(models))
     for ax, model in zip(axes, models, strict=True):
-        for norm, colour in zip(PLACEMENTS, cycle(COLOURS), strict=False):
+        for norm, colour in zip(placements, cycle(COLOURS), strict=False):
             own = [one for one in found if (one.model, one.norm) == (model, norm)]
             for i, run in enumerate(dict.fromkeys(one.record.id for one in own)):
                 line = [(one.tokens, one.ratio) for one in own if one.record.id == run]

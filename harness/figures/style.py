@@ -4,8 +4,9 @@ import hashlib
 import io
 import math
 import os
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from contextvars import ContextVar
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TypeVar
 
@@ -38,10 +39,13 @@ DASHED: dict[str, Any] = {"linestyle": "--", "markerfacecolor": "white"}
 """Style of published values."""
 HOLLOW: dict[str, Any] = {"linestyle": "", "markerfacecolor": "white"}
 """Style of points whose ranks share cores."""
-LETTERS_PER_INCH, HANDLE_LETTERS = 14, 8
-"""Letters per inch of a legend, and letters that a line's sample and the gap behind a name take."""
+LETTERS_PER_INCH, SMALL_LETTERS_PER_INCH, HANDLE_LETTERS = 14, 19, 8
+"""Letters per inch of a legend, on a screen and printed; letters that a line's sample and the gap behind take."""
 LEGEND_LINES, LINE_INCHES = 3, 0.2
 """Lines of a legend that figures have room for, and the height that each further line adds."""
+PANEL_INCHES, PANEL_SHAPE = 2.0, 0.75
+"""Least width of a printed figure's panels, and their height over their width."""
+_PRINTED: ContextVar[float | None] = ContextVar("printed", default=None)
 
 
 def style() -> AbstractContextManager[None]:
@@ -49,6 +53,21 @@ def style() -> AbstractContextManager[None]:
     import matplotlib
 
     return matplotlib.rc_context(STYLE)
+
+
+@contextmanager
+def printed(inches: float) -> Iterator[None]:
+    """Return the context in which figures are as wide as this, for a page; else more panels make them wider."""
+    token = _PRINTED.set(inches)
+    try:
+        yield
+    finally:
+        _PRINTED.reset(token)
+
+
+def inches_of(on_screen: float) -> float:
+    """Return the inches of a figure that has so many on a screen."""
+    return _PRINTED.get() or on_screen
 
 
 def mark(i: int) -> dict[str, Any]:
@@ -72,9 +91,12 @@ def panels(count: int) -> tuple["Figure", list["Axes"]]:
     from matplotlib.figure import Figure  # without pyplot: no window, no global state
 
     columns = min(count, 3) if count != 4 else 2
+    if (inches := _PRINTED.get()) is not None:
+        columns = min(columns, int(inches / PANEL_INCHES))
     rows = math.ceil(count / columns)
-    width, height = (7.0, 4.2) if count == 1 else (4.4 * columns, 3.3 * rows)
-    figure = Figure(figsize=(width, height + 0.8), layout="constrained")
+    size = (7.0, 4.2) if count == 1 else (4.4 * columns, 3.3 * rows)
+    across, down = size if inches is None else (inches, PANEL_SHAPE * inches / columns * rows)
+    figure = Figure(figsize=(across, down + 0.8), layout="constrained")
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     for spare in axes[count:]:
         spare.set_visible(False)
@@ -93,7 +115,8 @@ def legend(figure: "Figure", handles: Sequence[Any]) -> None:
     if handles:
         longest = max(len(str(handle.get_label())) for handle in handles) + HANDLE_LETTERS
         width, height = figure.get_size_inches()
-        columns = max(1, min(len(handles), 4, int(width * LETTERS_PER_INCH / longest)))
+        letters = LETTERS_PER_INCH if _PRINTED.get() is None else SMALL_LETTERS_PER_INCH
+        columns = max(1, min(len(handles), 4, int(width * letters / longest)))
         lines_beyond = math.ceil(len(handles) / columns) - LEGEND_LINES
         figure.set_size_inches(width, height + LINE_INCHES * max(0, lines_beyond))
         figure.legend(handles=handles, loc="outside lower center", ncols=columns)
@@ -206,8 +229,13 @@ def save(figure: "Figure", path: Path) -> Path:
     """Save a figure atomically, without date and version, so that equal figures give equal files."""
     out = io.BytesIO()
     own = {"Date": None, "Creator": None, "Description": content(figure)}
-    metadata = own if path.suffix == ".svg" else {"Software": None}
-    figure.savefig(out, format=path.suffix[1:], dpi=150, metadata=metadata, bbox_inches="tight")
+    without = {
+        ".svg": own,
+        ".png": {"Software": None},
+        ".pdf": {"CreationDate": None, "Creator": None, "Producer": None},
+    }
+    box = None if path.suffix == ".pdf" else "tight"  # a printed figure is as wide as it was made
+    figure.savefig(out, format=path.suffix[1:], dpi=150, metadata=without[path.suffix], bbox_inches=box)
     temporary = path.with_name(f".{path.name}.{os.getpid()}")
     try:
         with naming(path):

@@ -7,7 +7,7 @@ from fractions import Fraction
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from harness.figures.style import COLOURS, save, style
+from harness.figures.style import COLOURS, inches_of, save, style
 from harness.records.labels import SHAPE, labels
 from harness.records.record import Record
 from impl.pipeline.schedule import Op, Schedule
@@ -55,7 +55,7 @@ def of_records(records: Sequence[Record]) -> dict[str, "Figure"]:
     first: dict[tuple[str, int], tuple[str, Figure]] = {}
     for record, text in sorted(zip(records, texts, strict=True), key=lambda pair: pair[0].run.microbatches):
         schedule = record.run.plan.schedule, record.run.plan.chunks
-        if schedule in first or len(first) == MOST_TIMELINES or not record.has_trusted_schedule:
+        if schedule in first or len(first) == MOST_TIMELINES or not record.has_trusted_code:
             continue
         if record.timeline:
             name = re.sub(r"[^\w.]+", "_", text or schedule[0])
@@ -129,7 +129,7 @@ def draw(panels: Mapping[str, Timeline], unit: str = "s") -> "Figure":
     from matplotlib.patches import Patch
 
     heights = [len(timeline.rows) * RANK_INCHES + 0.45 for timeline in panels.values()]
-    figure = Figure(figsize=(INCHES, sum(heights) + 0.9), layout="constrained")
+    figure = Figure(figsize=(inches_of(INCHES), sum(heights) + 0.9), layout="constrained")
     grid = figure.subplots(len(panels), 1, sharex=True, squeeze=False, height_ratios=heights)
     longest = max(timeline.step_time for timeline in panels.values())
     legend: dict[str, str] = {}
@@ -140,7 +140,7 @@ def draw(panels: Mapping[str, Timeline], unit: str = "s") -> "Figure":
     order = [*NAMES.values(), "idle"]
     labels = sorted(legend, key=lambda label: (order.index(label.split(",")[0]), label))
     handles = [Patch(color=legend[label], label=label) for label in labels]
-    figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), 6))
+    figure.legend(handles=handles, loc="outside lower center", ncols=min(len(handles), round(inches_of(INCHES) / 2)))
     return figure
 
 
@@ -159,10 +159,11 @@ def _bars(axes: "Axes", timeline: Timeline, longest: float) -> dict[str, str]:
             label = NAMES[op] + (f", chunk {chunk}" if chunk else "")
             colour, ink = _shade(FILL[op], LIGHTEST * chunk / max(len(chunks) - 1, 1))
             kinds.setdefault((label, colour), []).append((start, seconds))
-            if seconds / longest * (INCHES - 1) > DIGIT_INCHES * len(str(microbatch)):
+            if seconds / longest * (inches_of(INCHES) - 1) > DIGIT_INCHES * len(str(microbatch)):
                 axes.text(start + seconds / 2, rank, str(microbatch), size=7, color=ink, ha="center", va="center")
         for (label, colour), bars in kinds.items():
-            widths = [min(0.5, 10 * seconds / longest * INCHES) for _, seconds in bars]  # edges leave room for the bar
+            # edges leave room for the bar
+            widths = [min(0.5, 10 * seconds / longest * inches_of(INCHES)) for _, seconds in bars]
             axes.broken_barh(bars, (rank - 0.42, 0.84), facecolors=colour, edgecolor="white", linewidth=widths)
             legend[label] = colour
     axes.set(
@@ -181,12 +182,17 @@ def _shade(colour: str, lighter: float) -> tuple[str, str]:
 
 
 def write(panels: Mapping[str, Timeline], stem: Path, unit: str = "s") -> list[Path]:
-    """Write the figure of `draw` as PNG (150 dpi) and SVG.
+    """Write the figure of `draw` as PNG (150 dpi) and SVG, or for a stem that ends in .pdf as a paper's column.
 
     Raises:
         OSError: the folder cannot be written.
     """
     stem.parent.mkdir(parents=True, exist_ok=True)
+    if stem.suffix == ".pdf":
+        from harness.figures import printed  # which imports all figures
+
+        with printed.for_paper("column"):
+            return [printed.save(draw(panels, unit), stem, "column")]
     with style():
         figure = draw(panels, unit)
         return [save(figure, stem.with_name(f"{stem.name}.{suffix}")) for suffix in ("png", "svg")]

@@ -16,7 +16,7 @@ from harness.terminal import Flag, columns, parse_bytes, print_json, shown, show
 from impl.cost.memory import memory_of_ranks
 from impl.data.batches import head_positions
 from impl.errors import InputError
-from impl.pipeline.schedules import trust
+from impl.own_code import code_of, trust
 from impl.recipe import Recipe
 from impl.run import Run
 from impl.simulator.room import fit, taken_of
@@ -170,16 +170,16 @@ def _executed(run: Run, tokens: int, device: str, ranks: Sequence[int]) -> "dict
     context.set_forkserver_preload(["impl.ghost.rank"])  # PyTorch is imported once, not by each process of each run
 
     def answers() -> "Iterator[Executed | str]":
-        with ProcessPoolExecutor(cores, context, _prepare, (run.plan.schedule,)) as pool:
+        with ProcessPoolExecutor(cores, context, _prepare, (code_of(run),)) as pool:
             yield from pool.map(one, ranks)
 
     # the progress first: what starts the processes waits until PyTorch is imported
     return dict(zip(shown_progress(ranks, "executing ranks"), answers(), strict=False))
 
 
-def _prepare(schedule: str) -> None:
-    """Let this process execute runs with a schedule, and end with the command, even where that is killed."""
-    trust(schedule)
+def _prepare(code: Sequence[str]) -> None:
+    """Let this process execute runs with this code, and end with the command, even where that is killed."""
+    trust(*code)
     command = multiprocessing.parent_process()
     assert command is not None
     threading.Thread(target=lambda: (command.join(), os._exit(1)), daemon=True).start()

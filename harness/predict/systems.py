@@ -1,15 +1,16 @@
 """Machines to predict for: the packaged files, one per system, and files of the form that `calibrate` writes."""
 
-import difflib
 import re
 from functools import lru_cache
+from importlib.resources import files
 from pathlib import Path
 from typing import Any
 
 import yaml
 
-from impl.errors import InputError
+from impl.errors import InputError, nearest
 from impl.files import read_text
+from impl.own_code import offered
 from impl.simulator.system import System
 
 FOLDER = Path(__file__).with_name("systems")
@@ -55,20 +56,25 @@ def names() -> list[str]:
 
 
 def path_of(name: str) -> Path:
-    """Return the file of a packaged system, or the given file.
+    """Return the file of a packaged system, or of one that an installed package offers, or the given file.
+
+    An entry point of the group `lmscale.systems` names a package and a file in it, as `package:file.yaml`.
 
     Raises:
-        InputError: the name is neither a packaged system nor a file.
+        InputError: the name is none of these.
     """
     if Path(name).suffix in SUFFIXES or "/" in name:
         return Path(name)
     if name in names():
         return FOLDER / f"{name}.yaml"
-    near = difflib.get_close_matches(name, names(), n=1)
-    hint = f"did you mean {near[0]}? " if near else ""
-    raise InputError(
-        f"system {name!r:.80} does not exist; {hint}valid: {', '.join(names())}, or a YAML file as `calibrate` writes"
-    )
+    if (entry := offered("systems").get(name)) is not None:
+        try:
+            return Path(str(files(entry.module) / entry.attr))
+        except (Exception, SystemExit) as error:  # of the package, which this imports
+            raise InputError(f"system {name!r:.80} of {entry.value}: {' '.join(str(error).split()):.200}") from None
+    every = [*names(), *offered("systems")]
+    what = f"system {name!r:.80} does not exist; {nearest(name, every)}"
+    raise InputError(f"{what}valid: {', '.join(every)}, or a YAML file as `calibrate` writes")
 
 
 @lru_cache(maxsize=64)  # a search or a table compares all of the packaged ones

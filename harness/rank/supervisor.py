@@ -209,12 +209,13 @@ class Supervisor:
 
 def _stages(run: "Run", rank: int) -> str:
     """Return the rank's stages of a pipeline, to be appended to its number; "" without a pipeline."""
-    from impl.pipeline.schedules import build, trust  # only needed after a rank was lost
+    from impl.own_code import trust_code_of  # only needed after a rank was lost
+    from impl.pipeline.schedules import build
 
     plan, pp_rank = run.plan, rank // (run.plan.world_size // run.plan.pp)
     if plan.pp == 1:
         return ""
-    trust(plan.schedule)  # its rank ran it
+    trust_code_of(run)  # its rank ran it
     stages = build(plan.schedule, plan.pp, run.microbatches, plan.chunks).stages_of(pp_rank)
     return f" (pipeline rank {pp_rank}, stage {', '.join(map(str, stages))})"
 

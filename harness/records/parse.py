@@ -8,6 +8,7 @@ from pydantic import TypeAdapter, ValidationError
 from harness.records.parts import CATEGORIES, Head, Span
 from harness.records.record import Record
 from harness.records.store import NO_JSON, Document
+from impl.own_code import code_of
 from impl.pipeline.schedule import Action
 from impl.pipeline.schedules import build, is_packaged
 from impl.run import Run
@@ -15,6 +16,12 @@ from impl.run import Run
 _RECORD, _HEAD = TypeAdapter(Record), TypeAdapter(Head)
 _SHARED: dict[Any, Any] = {}
 """Configurations and comparability keys that were read, which many records have."""
+
+
+def schema() -> dict[str, Any]:
+    """Return the JSON schema of a record, as docs/record.schema.json has it."""
+    head = {"$schema": "https://json-schema.org/draft/2020-12/schema", "title": "A record of one run"}
+    return {**_RECORD.json_schema(), **head}
 
 
 def parse(text: bytes) -> Record:
@@ -100,7 +107,7 @@ def _why_inconsistent(record: Record) -> str | None:
 def _why_no_prediction(record: Record) -> str | None:
     """Return what is missing to predict memory by category, for comparison with the counted one; None if nothing is."""
     run = record.run
-    if is_packaged(run.plan.schedule) and (problems := run.problems()):
+    if not code_of(run) and (problems := run.problems()):
         return f"config: {problems[0]}"
     for rank in record.ranks:
         if rank.memory and (missing := CATEGORIES - rank.memory.keys()):

@@ -29,7 +29,7 @@ from harness.records.steps import Steps
 from impl.cost.flops import hardware_flops, model_flops
 from impl.cost.peaks import peak_flops
 from impl.pipeline.schedule import Op
-from impl.pipeline.schedules import build, is_trusted
+from impl.pipeline.schedules import build
 from impl.pipeline.simulate import Timeline, simulate
 from impl.run import Run
 
@@ -113,9 +113,11 @@ class Record(Head):
         return is_disturbed([rank.host for rank in self.ranks])
 
     @property
-    def has_trusted_schedule(self) -> bool:
-        """True if the run's schedule may be built; False if its function is named by a record alone."""
-        return is_trusted(self.run.plan.schedule)
+    def has_trusted_code(self) -> bool:
+        """True if the run's schedule and norm placement may be used; False if one is code that only a record names."""
+        from impl.own_code import code_of, is_trusted  # of which few runs have any
+
+        return all(map(is_trusted, code_of(self.run)))
 
     @cached_property
     def tokens_per_second(self) -> float:
@@ -303,10 +305,9 @@ class Record(Head):
         seconds: dict[tuple[Op, int], list[float]] = {}
         for span in self.timeline.spans if self.timeline else ():
             seconds.setdefault(span.action[:2], []).append(float(span.end - span.start))
-        medians = {kind: quartiles(values)[1] for kind, values in seconds.items()}
-        plan = self.run.plan
+        usual, plan = {kind: quartiles(values)[1] for kind, values in seconds.items()}, self.run.plan
         schedule = build(plan.schedule, plan.pp, self.run.microbatches, plan.chunks)
-        return simulate(schedule, lambda action: medians[action[:2]])
+        return simulate(schedule, lambda action: usual[action[:2]])
 
     def flops_per_step(self, convention: str = CONVENTION, *, recomputed: bool = False) -> float:
         """Return the model FLOPs of one optimizer step over all ranks; NaN if the vocabulary size is unknown.
@@ -315,11 +316,10 @@ class Record(Head):
             convention: how FLOPs are counted, a name in `impl.cost.flops.MODEL_FLOPS`.
             recomputed: return hardware FLOPs instead, including what the run recomputes in the backward pass.
         """
-        run, vocab_size = self.run, self.resolved.vocab_size
-        if vocab_size is None and run.model.vocab_size is None:
+        if (vocab_size := self.resolved.vocab_size) is None and self.run.model.vocab_size is None:
             return math.nan
         # BERT's head sees the masked positions only; the record has their number
-        counted = convention, run.model, run.train.global_batch, vocab_size, self.resolved.head_positions
+        counted = convention, (run := self.run).model, run.train.global_batch, vocab_size, self.resolved.head_positions
         return hardware_flops(*counted, recompute=run.plan.recompute) if recomputed else model_flops(*counted)
 
     def flop_rate_by(self, convention: str, *, recomputed: bool = False) -> float:
@@ -346,13 +346,13 @@ class Record(Head):
 
     @cached_property
     def _simulated(self) -> Timeline | None:
-        return self.simulated_timeline() if self.timeline and self.has_trusted_schedule else None
+        return self.simulated_timeline() if self.timeline and self.has_trusted_code else None
 
     @cached_property
     def _predicted_memory(self) -> dict[str, int] | None:
         """Predicted bytes of `_fullest` by category; None where they were not counted."""
         fullest = self._fullest
-        if fullest is None or not fullest.memory or not self.has_trusted_schedule:
+        if fullest is None or not fullest.memory or not self.has_trusted_code:
             return None
         run, resolved = self.point, self.resolved
         alike = dataclasses.replace(run, train=dataclasses.replace(run.train, lr=1.0))  # lr does not change it

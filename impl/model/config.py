@@ -1,12 +1,13 @@
 """The shape of a transformer."""
 
+from collections.abc import Iterator
 from typing import Literal
 
 from pydantic import NonNegativeFloat, PositiveFloat, field_validator, model_validator
 from pydantic.dataclasses import dataclass
 
 from impl.fields import CHECKED, AtLeastTwo, Count, Depth, Fraction, Positive, PositiveFraction, divisors
-from impl.model.norm_placement import PLACEMENTS, NormPlacement
+from impl.model.norm_placement import PLACEMENTS, NormPlacement, placement
 
 SPECIAL_TOKENS = {"gpt": 0, "bert": 3}
 """Tokens a family adds to the tokenizer's, with the ids after them: BERT's [CLS], [SEP] and [MASK]."""
@@ -45,7 +46,7 @@ class ModelConfig:
     vocab_size: AtLeastTwo | None = None
     """None: the tokenizer's, plus BERT's three special tokens."""
     norm_placement: str = "pre"
-    """Where norms stand: a name in `impl.model.norm_placement`."""
+    """Where norms stand: a name in `impl.model.norm_placement`, or of code, as `impl.own_code` has it."""
     norm: NormKind = "layernorm"
     """Which function they are: LayerNorm, RMSNorm, or the element-wise dynamic tanh."""
     norm_epsilon: PositiveFloat = 1e-5
@@ -98,9 +99,33 @@ class ModelConfig:
     @field_validator("norm_placement")
     @classmethod
     def _known_placement(cls, value: str) -> str:
-        if value not in PLACEMENTS:
-            raise ValueError(f"{value!r} is not a norm placement; valid: {', '.join(PLACEMENTS)}")
+        if value not in PLACEMENTS and ":" not in value:
+            from impl.own_code import offered, unknown  # for few runs
+
+            if value not in offered("placements"):
+                what = f"{value!r} is not a norm placement"
+                raise ValueError(unknown(what, value, "model.norm_placement", PLACEMENTS))
         return value
+
+    @model_validator(mode="after")
+    def _norms_fit(self) -> "ModelConfig":
+        if self.norm_placement in PLACEMENTS:  # code of a user's own is judged by `Run.problems`, once it is trusted
+            for problem in self.problems_of_norms():
+                raise ValueError(problem)
+        return self
+
+    def problems_of_norms(self) -> Iterator[str]:
+        """Yield what does not go with the norm placement.
+
+        Raises:
+            InputError: it is of a user's own, and not trusted, or cannot be loaded.
+        """
+        norms, what = self.norms, f"norm_placement {self.norm_placement} has a norm"
+        if self.parallel_residual and (norms.attention.sum or norms.mlp.sum):
+            what += " of the sum after each block"
+            yield f"parallel_residual adds both blocks to one input, {what}; valid: placements without"
+        if self.experts and norms.mlp.inner:
+            yield f"{what} within MLPs, which is not built within experts; valid: placements without"
 
     @model_validator(mode="after")
     def _heads_divide(self) -> "ModelConfig":
@@ -125,9 +150,6 @@ class ModelConfig:
             raise ValueError(f"{what}; valid: even numbers")
         if self.rotary_scaling is not None and not self.rotary_scaling[1] < self.rotary_scaling[2]:
             raise ValueError(f"rotary_scaling {self.rotary_scaling}: the second number has to be below the third")
-        if self.parallel_residual and (self.norms.attention.sum or self.norms.mlp.sum):
-            what = f"norm_placement {self.norm_placement} has a norm of the sum after each block"
-            raise ValueError(f"parallel_residual adds both blocks to one input, {what}; valid: placements without")
         if self.family == "bert" and self.mlp == "swiglu":
             raise ValueError(
                 "mlp swiglu is not built for family bert, whose head has the MLP's function; valid: others"
@@ -157,9 +179,6 @@ class ModelConfig:
             raise ValueError(f"shared_layers gives all layers the same, {what}; valid: 1")
         if self.experts_every > self.num_layers:
             raise ValueError(f"experts_every {self.experts_every} of {self.num_layers} layers; valid: 1 to these")
-        if self.norms.mlp.inner:
-            what = f"norm_placement {self.norm_placement} has a norm within MLPs"
-            raise ValueError(f"{what}, which is not built within experts; valid: placements without")
         return self
 
     @property
@@ -258,7 +277,7 @@ class ModelConfig:
 
     @property
     def norms(self) -> NormPlacement:
-        return PLACEMENTS[self.norm_placement]
+        return placement(self.norm_placement)
 
 
 def padded_vocabulary(vocab_size: int, tp: int) -> int:

@@ -92,3 +92,26 @@ PLACEMENTS = {
     "hybrid": NormPlacement(attention=BlockNorms(sum=True, heads="qkv"), final=True),
     "without": NormPlacement(),
 }
+
+
+def placement(name: str) -> NormPlacement:
+    """Return the placement of a name: one of PLACEMENTS, or of a user's own.
+
+    Raises:
+        InputError: it is of a user's own, and not trusted, or cannot be loaded.
+    """
+    if name in PLACEMENTS:
+        return PLACEMENTS[name]
+    from impl.own_code import load  # for few runs
+
+    return load("model.norm_placement", name, PLACEMENTS, _require)
+
+
+def order_of(name: str) -> int:
+    """Return the place of a placement among all others: one of a user's own is after those of PLACEMENTS."""
+    return (*PLACEMENTS, name).index(name)
+
+
+def _require(found: object) -> None:
+    if not isinstance(found, NormPlacement):
+        raise TypeError(f"it is of type {type(found).__name__}; valid: a NormPlacement")

@@ -1,7 +1,7 @@
 """The papers' schedules, and their construction by name: one of these, a function's, or a written table.
 
 To add a schedule, write a function of p pipeline ranks, m microbatches and, if it has them, v model chunks a rank, that
-returns the rows; add it to SCHEDULES, or name it as module:function and call `trust` with that name.
+returns the rows; add it to SCHEDULES, or name it as `impl.own_code` has it.
 """
 
 import importlib
@@ -74,15 +74,6 @@ LATER = ("zb_h1", "eager_one_f_one_b", "zb_h2", "zbv", "v_half", "v_min", "dualp
 SCHEDULES |= {name: f"impl.pipeline.zero_bubble:{name}" for name in LATER}
 WRITTEN = ("rows:", "v-rows:")
 """Beginnings of names that are a table, as `impl.pipeline.written` reads it."""
-_trusted: set[str] = set()
-
-
-def trust(name: str) -> None:
-    """Allow this module:function to be imported and called: its name comes from the user's command or code.
-
-    A name that only stands in a record, a checkpoint or another file is not trusted.
-    """
-    _trusted.add(name)
 
 
 def is_written(name: str) -> bool:
@@ -98,11 +89,6 @@ def short(name: str) -> str:
 def is_packaged(name: str) -> bool:
     """Return True if no code of the user's makes the schedule: it is one of SCHEDULES, or a written table."""
     return name in SCHEDULES or is_written(name)
-
-
-def is_trusted(name: str) -> bool:
-    """Return True if a schedule may be built: it is packaged, or `trust` was called with its name."""
-    return is_packaged(name) or name in _trusted
 
 
 MOST_PASSES = 2**20
@@ -172,26 +158,19 @@ def _has_chunks(rows_of: Callable[..., Rows]) -> bool:
 
 
 def generator(name: str) -> Callable[..., Rows]:
-    """Return the function of a schedule: of a written table, or of SCHEDULES, or imported as module:function."""
+    """Return the function of a schedule: of a written table, of SCHEDULES, or of a user's own."""
     if is_written(name):
         written = importlib.import_module("impl.pipeline.written")
         return lambda p, m, v: written.rows_in(name, p, v)
     found = SCHEDULES.get(name, name)
     if callable(found):
         return found
-    module, _, function = found.partition(":")
-    if function and not is_trusted(name):
-        own = "--plan.schedule with this name in your own command, or impl.pipeline.schedules.trust"
-        raise InputError(f"plan.schedule {name!r} is named by data, so it is not loaded; valid: {own}")
-    try:
-        if function:
-            rows_of = getattr(importlib.import_module(module), function)
-            inspect.signature(rows_of)
-            return rows_of
-    except Exception as error:  # no module, not in it, no function, or an error of the module's own
-        raise InputError(f"plan.schedule {name!r} cannot be loaded: {error}") from error
-    valid = f"{', '.join(SCHEDULES)}, module:function, or a table as rows:FFIWIW,FIWFIW"
-    raise InputError(f"plan.schedule {name!r} does not exist; valid: {valid}")
+    if name in SCHEDULES:
+        module, _, function = found.partition(":")
+        return getattr(importlib.import_module(module), function)
+    from impl.own_code import load  # for few runs
+
+    return load("plan.schedule", name, SCHEDULES, inspect.signature, ", or a table as rows:FFIWIW,FIWFIW")
 
 
 def check(schedule: Schedule, p: int, m: int, v: int = 1) -> None:

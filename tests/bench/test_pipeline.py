@@ -23,10 +23,11 @@ from impl.collectives import receive_start, send_start
 from impl.data.tokens import TokenFolder
 from impl.mesh import build_mesh
 from impl.model.config import ModelConfig
+from impl.own_code import trust
 from impl.pipeline.engine import Engine as PipelineEngine
 from impl.pipeline.engine import Links, Owed
 from impl.pipeline.schedule import Action, Op
-from impl.pipeline.schedules import SCHEDULES, build, generator, trust
+from impl.pipeline.schedules import SCHEDULES, build, generator
 from impl.pipeline.simulate import Timeline, simulate
 from impl.plan import Plan
 from impl.recipe import Recipe

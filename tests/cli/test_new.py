@@ -52,6 +52,6 @@ def test_names_that_are_none_or_taken_are_refused_and_nothing_is_overwritten(kin
     path.write_text("kept")
     assert f"{path} is there already" in refused("new", kind, "other_in_a_test")
     assert path.read_text() == "kept"
-    taken = {"experiment": "quickstart", "schedule": "gpipe", "system": "h100"}
+    taken = {"experiment": "quickstart", "schedule": "gpipe", "placement": "pre", "system": "h100"}
     assert f"{taken[kind]!r} is the name of another {kind}" in refused("new", kind, taken[kind])
     assert list(Path().iterdir()) == [path]

@@ -13,8 +13,9 @@ from harness.experiment.experiment import Point
 from harness.records.store import Store
 from impl.data.config import DataConfig
 from impl.model.config import ModelConfig
+from impl.own_code import trust
 from impl.pipeline.schedule import Rows
-from impl.pipeline.schedules import gpipe, trust
+from impl.pipeline.schedules import gpipe
 from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Run

@@ -100,5 +100,5 @@ def test_nothing_that_a_record_names_is_loaded() -> None:
     full = document(with_pipeline(record(plan__pp=2, train__microbatch=4)))
     full["config"]["plan"]["schedule"] = "antigravity_of_mine:rows"
     full["id"] = from_dict(full["config"]).id
-    assert not of_document(full).has_trusted_schedule
+    assert not of_document(full).has_trusted_code
     assert "antigravity_of_mine" not in sys.modules

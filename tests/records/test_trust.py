@@ -10,7 +10,7 @@ import pytest
 from harness.cli import report
 from harness.experiment.loading import load
 from harness.records.store import Store
-from impl.pipeline import schedules
+from impl import own_code
 from impl.run import from_dict
 from tests.harness.calls import call, plan_little, refused
 from tests.harness.made_up_records import document, record, record_of, with_pipeline
@@ -27,7 +27,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.chdir(tmp_path)
     monkeypatch.syspath_prepend(tmp_path)
     monkeypatch.delitem(sys.modules, EVIL.partition(":")[0], raising=False)
-    monkeypatch.setattr(schedules, "_trusted", set())
+    monkeypatch.setattr(own_code, "_trusted", set())
     monkeypatch.setattr(report, "experiment_ids", lambda: [NAME])
     plan_little(monkeypatch)
     (tmp_path / "named_by_a_record.py").write_text(

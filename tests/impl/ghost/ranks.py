@@ -10,7 +10,7 @@ from impl.ghost.events import Begin, Log
 from impl.ghost.rank import Executed, execute, settle
 from impl.ghost.recorder import recorded
 from impl.instruments import gradients_under_way, tracked
-from impl.pipeline.schedules import trust
+from impl.own_code import trust_code_of
 from impl.run import Run
 from impl.train import Trainer
 from tests.impl.on_ranks import on_ranks
@@ -54,7 +54,7 @@ def _share_of(runs: Sequence[Run], vocab: int, how: dict[str, object]) -> list[E
     mine = _work(runs)[dist.get_rank() :: CORES]
     dist.destroy_process_group()
     for run, _ in mine:
-        trust(run.plan.schedule)
+        trust_code_of(run)
     return [execute(run, rank, vocab, **how) for run, rank in mine]  # type: ignore[arg-type]
 
 

@@ -4,8 +4,9 @@ from collections.abc import Iterator
 from itertools import chain, zip_longest
 
 from impl.errors import InputError
+from impl.own_code import trust
 from impl.pipeline.schedule import Action, Op, Rows
-from impl.pipeline.schedules import one_f_one_b, trust
+from impl.pipeline.schedules import one_f_one_b
 
 
 def two_ways(p: int, m: int, v: int) -> Rows:

@@ -10,8 +10,9 @@ from hypothesis import strategies as st
 
 from harness.figures import timeline
 from impl.errors import InputError
+from impl.own_code import trust
 from impl.pipeline.schedule import Action, Op, Schedule, forward_only, lower, peak_in_flight
-from impl.pipeline.schedules import SCHEDULES, build, check, ranks_of, require, trust
+from impl.pipeline.schedules import SCHEDULES, build, check, ranks_of, require
 from impl.pipeline.simulate import simulate, uniform
 from tests.impl.pipeline import own_schedule
 
@@ -146,7 +147,10 @@ def test_receives_stand_where_the_transfer_would_arrive():
         (("gpipe", 0, 8), "plan.pp 0 is not a count; valid: 1 or more"),
         (("gpipe", 2, 0), "microbatches 0 is not"),
         (("interleaved", 2, 2, -1), "plan.chunks -1 is not"),
-        (("1f1b", 2, 2), f"'1f1b' does not exist; valid: {', '.join(SCHEDULES)}, module:function, or a table"),
+        (
+            ("1f1b", 2, 2),
+            f"'1f1b' does not exist; valid: {', '.join(SCHEDULES)}, module:name, FILE.py:name",
+        ),
         (("impl.nowhere:mine", 2, 2), "cannot be loaded: No module named"),
         (("impl.errors:mine", 2, 2), "cannot be loaded: module 'impl.errors' has no attribute 'mine'"),
     ],

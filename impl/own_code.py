@@ -1,0 +1,116 @@
+"""Schedules and norm placements of a user's own, by `module:name`, `FILE.py:name`, or the name of an entry point.
+
+Installed packages offer them in groups of entry points, `lmscale.schedules` and `lmscale.placements`. Only code that
+the user names, on the command line or in code, is executed.
+"""
+
+import importlib
+import importlib.util
+from collections.abc import Callable, Iterable
+from functools import lru_cache
+from importlib.metadata import EntryPoint, entry_points
+from pathlib import Path
+from types import ModuleType
+from typing import TYPE_CHECKING, Any
+
+from impl.errors import InputError, nearest
+from impl.model.norm_placement import PLACEMENTS
+from impl.pipeline.schedules import is_packaged
+
+if TYPE_CHECKING:
+    from impl.run import Run
+
+FIELDS = {"plan.schedule": "schedules", "model.norm_placement": "placements"}
+"""Fields of a run that may name code, each with the group of its entry points."""
+_trusted: set[str] = set()
+
+
+def trust(*names: str) -> None:
+    """Allow the code of these names to be executed: they come from the user's command or code.
+
+    A name that only stands in a record, a checkpoint or another file is not trusted.
+    """
+    _trusted.update(names)
+
+
+def is_trusted(name: str) -> bool:
+    """Return True if `trust` was called with this name."""
+    return name in _trusted
+
+
+def trust_code_of(run: "Run") -> None:
+    """Trust the code that a run names, which the user's command or code made."""
+    trust(*code_of(run))
+
+
+def code_of(run: "Run") -> list[str]:
+    """Return the names of a run's schedule and norm placement that are not packaged."""
+    schedule, placement = run.plan.schedule, run.model.norm_placement
+    return [schedule] * (not is_packaged(schedule)) + [placement] * (placement not in PLACEMENTS)
+
+
+def trust_words(words: Iterable[str]) -> None:
+    """Trust what a command line gives as values of FIELDS: `--plan.schedule NAME`, or in `--sweep` FIELD=NAME,NAME."""
+    option = ""
+    for word in words:
+        head, equals, value = word.partition("=")
+        if option in FIELDS:
+            trust(word)
+        option = head.removeprefix("--").replace("-", "_")
+        if equals and option in FIELDS:
+            trust(value, *value.split(","))
+            option = ""
+
+
+def names_code(field: str, name: str) -> bool:
+    """Return True if a value of one of FIELDS can be code: it has a colon, or a package offers it."""
+    return ":" in name or name in offered(FIELDS[field])
+
+
+@lru_cache(maxsize=4)
+def offered(group: str) -> dict[str, EntryPoint]:
+    """Return what installed packages offer of a group, by name; nothing of it is imported."""
+    return {entry.name: entry for entry in entry_points(group=f"lmscale.{group}")}
+
+
+def load(field: str, name: str, packaged: Iterable[str], check: Callable[[Any], object], also: str = "") -> Any:
+    """Return the object of a user's own that a value of one of FIELDS names.
+
+    Args:
+        packaged: names that are valid besides.
+        check: function that raises an exception if the object is of another kind.
+        also: what else is valid.
+
+    Raises:
+        InputError: there is no such object, it is not trusted, or its module fails.
+    """
+    entry = None if ":" in name else offered(FIELDS[field]).get(name)
+    where, _, attribute = (entry.value if entry else name).partition(":")
+    if not attribute:
+        raise InputError(unknown(f"{field} {name!r:.80} does not exist", name, field, packaged, also))
+    if name not in _trusted:
+        own = f"--{field.replace('_', '-')} with this name in your own command, or impl.own_code.trust"
+        raise InputError(f"{field} {name!r} is named by data, so it is not loaded; valid: {own}")
+    try:
+        module = _of_file(Path(where).resolve()) if where.endswith(".py") else importlib.import_module(where)
+        found = getattr(module, attribute)
+        check(found)
+        return found
+    except (Exception, SystemExit) as error:  # no module, not in it, of another kind, or an error of the module's own
+        raise InputError(f"{field} {name!r} cannot be loaded: {' '.join(str(error).split()):.300}") from error
+
+
+def unknown(what: str, name: str, field: str, packaged: Iterable[str], also: str = "") -> str:
+    """Return a line on a name that nothing has, with the nearest one and all that are valid."""
+    names = [*packaged, *offered(FIELDS[field])]
+    return f"{what}; {nearest(name, names)}valid: {', '.join(names)}, module:name, FILE.py:name{also}"
+
+
+@lru_cache
+def _of_file(path: Path) -> ModuleType:
+    specification = importlib.util.spec_from_file_location(path.stem, path)
+    assert specification is not None
+    assert specification.loader is not None
+    module = importlib.util.module_from_spec(specification)
+    specification.loader.exec_module(module)
+    return module

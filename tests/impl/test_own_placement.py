@@ -1,0 +1,33 @@
+"""A norm placement of one's own, as `lmscale new placement` writes it, trains in parallel as it does serially."""
+
+from pathlib import Path
+
+from harness.cli.new import KINDS
+from impl import own_code
+from impl.model.config import ModelConfig
+from impl.plan import Plan
+from impl.recipe import Recipe
+from impl.run import Run
+from tests.impl.on_ranks import on_ranks
+from tests.impl.parity import assert_equal_first_steps, first_step, serial
+
+PLANS = (
+    Plan(tp=2, sequence_parallel=True), Plan(dp=2, zero_stage=3), Plan(pp=2, dp=2, zero_stage=1), Plan(tp=2, pp=2),
+    Plan(cp=2, dp=2, zero_stage=2),
+)  # fmt: skip
+
+
+def test_it_trains_alike_under_every_plan(data: Path, tmp_path: Path) -> None:
+    file = tmp_path / "mine.py"
+    law = "NAME = NormPlacement(residual=lambda layers: layers**0.5, input_factor=lambda layer: 1 / layer,"
+    text = KINDS["placement"].template.read_text()
+    file.write_text(text.replace("NAME = NormPlacement(", law).replace("NAME", "own"))
+    model = ModelConfig(num_layers=3, hidden_size=16, num_heads=4, seq_len=16, norm_placement=f"{file}:own")
+    recipe = Recipe(steps=2, global_batch=4, microbatch=1, lr=1e-3)
+    runs = [Run(model=model, plan=plan, train=recipe, precision="fp64") for plan in PLANS]
+    for run in runs:
+        own_code.trust_code_of(run)
+    assert not [problem for run in runs for problem in run.problems()]
+    answers = on_ranks(first_step, [*runs, serial(runs[0])], data)
+    for run in runs:
+        assert_equal_first_steps(answers[run], run.plan.tp, answers[serial(run)][0])
