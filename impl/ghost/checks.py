@@ -108,8 +108,8 @@ def _other_transfers(run: Run, vocab_size: int, one: Executed) -> Iterator[str]:
 def blocks_of(place: Place, head_positions: int) -> dict[BlockName, list[Collective]]:
     """Return the collectives of every kind of block, as the simulator takes them."""
     every: tuple[BlockName, ...] = get_args(BlockName)
-    names = [name for name in every if name != "experts" or place.run.model.experts]
-    return {name: list(collectives(place, name, head_positions)) for name in names}
+    lacking: set[BlockName] = set() if place.run.model.experts else {"experts"}
+    return {name: list(collectives(place, name, head_positions)) for name in every if name not in lacking}
 
 
 def _other_passes(
