@@ -202,7 +202,43 @@ def deep_post_fails() -> list[float]:
     return found
 
 
+def loss_by_seed(experiment: str, **wanted: object) -> dict[int, float]:
+    """Return the last loss on held-out text of each seed of runs; `started` is whether they began with weights."""
+    started = wanted.pop("started", False)
+    every = [one for one in records(experiment, **wanted) if bool(one["config"]["start"]) == started]
+    return {one["config"]["seed"]: last(one, "valid")["nats"] / last(one, "valid")["tokens"] for one in every}
+
+
+def lower(small: dict[int, float], large: dict[int, float], *, times: float = 1.0) -> list[float]:
+    """Return the one-sided p that a loss is not below `times` another, by the ratios of equal seeds."""
+    assert small.keys() == large.keys()
+    ratios = [small[seed] / large[seed] for seed in small]
+    found: Any = stats.ttest_1samp(ratios, times, alternative="less")
+    return [float(found.pvalue)]
+
+
+def of_experts(**wanted: object) -> dict[int, float]:
+    model = {
+        "experts": 8,
+        "experts_per_token": 1,
+        "expert_prototypes": 1,
+        "expert_capacity": None,
+        "balance_loss": 0.01,
+    }
+    return loss_by_seed("m6_2021/prototyping", **{f"model__{name}": value for name, value in (model | wanted).items()})
+
+
 SURE: dict[tuple[str, str], Callable[[], list[float]]] = {
+    ("m6_2021/prototyping", "two experts a token end lower than one"): lambda: lower(
+        of_experts(experts_per_token=2), of_experts()
+    ),
+    ("m6_2021/prototyping", "without a loss of balance one expert a token ends at most 1% above"): lambda: lower(
+        of_experts(balance_loss=0.0), of_experts(), times=1.01
+    ),
+    ("m6_2021/pseudo_to_real", "the delinked model is ahead of the pseudo one"): lambda: lower(
+        loss_by_seed("m6_2021/pseudo_to_real", started=True),
+        loss_by_seed("m6_2021/pseudo_to_real", model__shared_layers=True, train__steps=800),
+    ),
     ("frontier2023/scaling", "every increase of the devices lowers the rate per device at the same batch"): lambda: [
         greater(*by("plan__dp", "frontier2023/scaling", train__global_batch=16, train__microbatch=4))
     ],
