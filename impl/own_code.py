@@ -87,7 +87,7 @@ def load(field: str, name: str, packaged: Iterable[str], check: Callable[[Any], 
     entry = None if ":" in name else offered(FIELDS[field]).get(name)
     where, _, attribute = (entry.value if entry else name).partition(":")
     if not attribute:
-        raise InputError(unknown(f"{field} {name!r:.80} does not exist", name, field, packaged, also))
+        raise InputError(unknown(f"{field} {name!r} does not exist", name, field, packaged, also))
     if name not in _trusted:
         own = f"--{field.replace('_', '-')} with this name in your own command, or impl.own_code.trust"
         raise InputError(f"{field} {name!r} is named by data, so it is not loaded; valid: {own}")
