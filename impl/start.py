@@ -14,7 +14,7 @@ from impl.errors import InputError
 from impl.train import Trainer
 
 Source = Callable[[str], str]
-"""Function from a tensor's name to that of the checkpoint's tensor of which it begins as a copy."""
+"""Function from a tensor's name to that of the checkpoint's tensor of which it begins as a copy; "" if of none."""
 
 
 def stacked(there: State, here: State) -> Source | None:
@@ -32,9 +32,28 @@ def stacked(there: State, here: State) -> Source | None:
     return lambda name: re.sub(r"(?<=trunk\.layers\.)\d+", lambda index: str(int(index[0]) % layers), name)
 
 
+def upcycled(there: State, here: State) -> Source | None:
+    """Return the source of experts: each begins as a copy of the checkpoint's MLP in its layer; routers are new.
+
+    Where a token meets several experts of one prototype, whose weights sum up to 1, and they take all, the model begins
+    as the function that the checkpoint's is. None: the checkpoint has experts, or biases, which experts do not have, or
+    the experts are of another size than its MLP.
+
+    Source: Sparse Upcycling, Komatsuzaki et al. 2022 (2212.05055); so inherits CPM-2, Zhang et al. 2021 (2106.10715).
+    """
+    is_same_size = here["model.expert_size"] in (None, there["model.mlp_size"])
+    if there["model.experts"] or there["model.biases"] or not is_same_size:
+        return None
+    return lambda name: "" if ".mlp.router." in name else re.sub(r"(?<=\.mlp\.)experts\.\d+\.", "", name)
+
+
 GROWTHS: dict[tuple[str, ...], Callable[[State, State], Source | None]] = {
     ("model.num_layers", "model.shared_layers"): stacked,
-}
+    (
+        "model.experts", "model.experts_every", "model.expert_prototypes", "model.experts_per_token",
+        "model.expert_size", "model.expert_capacity", "model.balance_loss", "model.balance_bias",
+    ): upcycled,
+}  # fmt: skip
 """Rules by the fields in which they let models differ: from both identities, the checkpoint's first, the source."""
 
 
@@ -68,7 +87,7 @@ def start_from(folder: Path, trainer: Trainer, group: dist.ProcessGroup) -> int:
     wanted = [
         owned._replace(tensors={WEIGHT: owned.tensors[WEIGHT]})
         for owned in trainer.optimizer.owned()
-        if origin(f"{WEIGHT}.{owned.name}") in names or owned.name.startswith("trunk.")
+        if (source := origin(f"{WEIGHT}.{owned.name}")) in names or (source and owned.name.startswith("trunk."))
     ]
     read(reader, chunks_of(trainer, wanted), group, prefix="start: ", origin=origin)
     trainer.optimizer.publish()

@@ -100,12 +100,41 @@ def test_every_layer_begins_as_its_source_to_the_bit(small: Run, ends: Any, data
         assert not any(np.isnan(values).any() for values in whole), "a part of a weight is nowhere"
 
 
+NO_BIASES = replace(REAL, biases=False)
+MIXTURE = replace(NO_BIASES, experts=4, experts_per_token=2, balance_loss=0.01, balance_bias=0.001)
+
+
+def test_experts_begin_as_the_mlp_and_routers_at_random(data: Path, tmp_path: Path) -> None:
+    small = run(replace(NO_BIASES, num_layers=2), Plan(tp=2))
+    [nats, _] = on_ranks(partial(save_trained, tmp_path), [small], data)[small]
+    saved, _ = latest(tmp_path / small.id)
+    assert saved is not None
+    source = read_weights(saved)
+    models = [replace(MIXTURE, num_layers=2), MIXTURE, replace(MIXTURE, experts_every=2, expert_prototypes=2)]
+    plans = [Plan(), Plan(dp=2, ep=2, zero_stage=2), Plan(dp=2, tp=2, ep=2)]
+    runs = [run(model, plan, start=str(saved.path.parent), seed=1) for model in models for plan in plans]
+    for of, begun in on_ranks(begin, runs, data).items():
+        values = {name: rank.weights[name] for rank in begun for name in rank.weights if ".mlp." in name}
+        routers = {name for name in values if ".router." in name}
+        assert len(routers) == 2 * of.model.expert_layers
+        copies = {name for name in values if ".experts." in name}
+        assert len(copies) == 2 * of.model.expert_layers * of.model.experts
+        for name in values.keys() - routers:
+            index, rest = int(name.split(".")[2]), name.rpartition(".mlp.")[2].split(".")[-2:]
+            there = source[f"trunk.layers.{index % 2}.mlp.{'.'.join(rest)}"].numpy()
+            is_here = ~np.isnan(values[name])
+            np.testing.assert_array_equal(values[name][is_here], there[is_here], err_msg=name)
+        if of.model == models[0]:
+            assert begun[0].nats == pytest.approx(nats, rel=1e-5), "weights of two experts sum up to 1"
+
+
 WRONG = {
     "model.num_layers 2, here 3": (1, replace(REAL, num_layers=3)),
     "model.num_layers 2, here 1": (1, replace(REAL, num_layers=1)),
     "model.shared_layers False, here True": (1, replace(SHALLOW, shared_layers=True)),
     "model.num_layers 4, here 8": (0, replace(PSEUDO, num_layers=8)),
     "model.hidden_size 16, here 32": (0, replace(REAL, hidden_size=32)),
+    "model.experts 0, here 4": (1, replace(SHALLOW, experts=4)),  # of a checkpoint with biases
 }
 
 
