@@ -114,6 +114,28 @@ def _mlp(mlp: Any, function: Any, x: Tensor) -> Tensor:
     return mlp.down.weight @ function((mlp.up.weight @ x)[None])[0]
 
 
+def test_the_kernel_for_all_experts_gives_what_one_after_the_other_does(
+    serial: TensorParallel, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """PyTorch's kernel of GPUs, where it runs on CPUs: in fp32; an expert without rows is among them."""
+    layer = Experts(MODELS["one of 8"], replace(serial, experts=ExpertParallel()))
+    random = torch.Generator().manual_seed(1)
+    for parameter in layer.parameters():
+        parameter.data.normal_(0, 0.5, generator=random)
+    layer.router.weight.data[3] = 0.0
+    layer.router.weight.data[3, 0] = -100.0
+    x = torch.randn(24, 16, generator=random)
+    x[:, 0] = x[:, 0].abs() + 1
+    found = list[list[Tensor]]()
+    for is_grouped in (False, True):
+        monkeypatch.setattr("impl.model.experts.is_grouped", lambda *_, answer=is_grouped: answer)
+        taken = x.clone().requires_grad_()
+        out = layer(taken, 8)
+        found.append([out, *torch.autograd.grad(out.square().sum(), [taken, *layer.parameters()], allow_unused=True)])
+    for one, other in zip(*found, strict=True):
+        torch.testing.assert_close(other, one, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("name", MODELS)
 def test_output_and_gradients_are_those_of_a_plain_sum(name: str, serial: TensorParallel) -> None:
     """The router's gradient has that of the loss of balance too, the bias's is the experts' excess of tokens."""
