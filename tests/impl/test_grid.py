@@ -94,7 +94,7 @@ def test_losses_and_norms_in_fp32_and_bf16_equal_serial_over_many_steps(data: Pa
 
 def test_training_goes_on_from_a_grid_and_on_one(data: Path, tmp_path: Path) -> None:
     grid, other = Plan(tp=4, tp3=(2, 2, 2), dp=2, zero_stage=3), Plan(tp=4, tp3=(1, 4, 1), bucket_bytes=2000)
-    pairs = [(grid, other), (other, grid), (grid, Plan(tp=2, sequence_parallel=True)), (Plan(pp=2), grid)]
+    pairs = [(grid, other), (Plan(pp=2), grid)]
     check([(replace(RUN, plan=before), replace(RUN, plan=after)) for before, after in pairs], data, tmp_path)
 
 

@@ -59,13 +59,10 @@ def compiled_gradients(one: Trainer) -> Found:
 
 
 def test_compiled_layers_equal_serial(data: Path) -> None:
-    runs = [
-        Run(model=SHARED, plan=plan, train=RECIPE, precision="fp64", compile=True)
-        for plan in (Plan(dp=2, zero_stage=3), Plan(tp=2, sequence_parallel=True, recompute="full"))
-    ]
-    found = on_ranks(compiled_gradients, runs, data) | on_ranks(first_gradients, map(serial, runs), data)
-    for run in runs:
-        assert_equal_gradients(found[run], run.plan.tp, found[serial(run)][0])
+    plan = Plan(tp=2, sequence_parallel=True, recompute="full")
+    run = Run(model=SHARED, plan=plan, train=RECIPE, precision="fp64", compile=True)
+    found = on_ranks(compiled_gradients, [run], data) | on_ranks(first_gradients, [serial(run)], data)
+    assert_equal_gradients(found[run], run.plan.tp, found[serial(run)][0])
 
 
 def kept(one: Trainer) -> tuple[int, int]:

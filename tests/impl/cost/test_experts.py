@@ -62,22 +62,31 @@ def runs(ways: list[dict[str, Any]], **model: Any) -> list[Run]:
     return found
 
 
-def structure(one: Trainer) -> tuple[list[tuple[str, tuple[int, ...]]], Any]:
-    return [(name, tuple(p.shape)) for name, p in one.model.named_parameters()], (one.pp_group.rank(), held(one))
+def measured(one: Trainer) -> tuple[list[tuple[str, tuple[int, ...]]], Any, Any, Any]:
+    named = [(name, tuple(p.shape)) for name, p in one.model.named_parameters()]
+    return named, held(one), kept(one), step(one)
 
 
-def test_parameters_and_states_are_the_models(data: Path) -> None:
-    for run, ranks in on_ranks(structure, runs(ALONE[:5] + SHARED), data).items():
+def test_ranks_have_keep_and_send_what_the_formulas_say(data: Path) -> None:
+    """What is sent is what leaves tokens' ranks and comes back, however they choose; what is kept depends on that
+    where ranks share experts."""
+    alone = runs(ALONE)
+    for run, ranks in on_ranks(measured, [*alone, *runs(SHARED)], data).items():
         plan = run.plan
-        for i, (named, (pp_rank, states)) in enumerate(ranks):
-            stages = Place(run, 512, pp_rank).stages
-            expected = named_parameters(run.model, None, plan.tp, stages, plan.ep)
+        for i, (named, states, (pp_rank, positions, keeps), sends) in enumerate(ranks):
+            place = Place(run, 512, pp_rank)
+            expected = named_parameters(run.model, None, plan.tp, place.stages, plan.ep)
             first = i // plan.tp % plan.ep * (run.model.experts // plan.ep)
             renamed = [_renamed(p.name, first) for p in expected]
             assert named == [(name, p.shape) for name, p in zip(renamed, expected, strict=True)]
             if not plan.zero_stage:
-                of = {"tp": plan.tp, "precision": run.precision, "stages": stages, "ep": plan.ep}
+                of = {"tp": plan.tp, "precision": run.precision, "stages": place.stages, "ep": plan.ep}
                 assert states == state_bytes(run.model, 512, **of)
+            assert sends.counts == step_traffic(place, sends.head_positions), plan
+            if run in alone:
+                parts = [stage_bytes(run, 512, stage, positions) for stage in place.stages]
+                of_last = layer_bytes(run, of_experts=run.model.has_experts(place.stages[-1].layers[-1]))
+                assert (keeps.model, keeps.layer) == (sum(sum(each.values()) for each in parts), of_last), (run, parts)
         if plan == replace(Plan(), bucket_bytes=plan.bucket_bytes):
             assert count_parameters(run.model).total == sum(p.size for p in named_parameters(run.model, None, 1))
 
@@ -88,22 +97,6 @@ def _renamed(name: str, first: int) -> str:
         return name
     before, expert, after = name.split(".experts.")[0], *name.split(".experts.")[1].split(".", 1)
     return f"{before}.experts.{first + int(expert)}.{after}"
-
-
-def test_a_rank_with_all_experts_keeps_what_the_formulas_say_to_the_byte(data: Path) -> None:
-    for run, ranks in on_ranks(kept, runs(ALONE), data).items():
-        for pp_rank, positions, found in ranks:
-            stages = Place(run, 512, pp_rank).stages
-            parts = [stage_bytes(run, 512, stage, positions) for stage in stages]
-            of_last = layer_bytes(run, of_experts=run.model.has_experts(stages[-1].layers[-1]))
-            assert (found.model, found.layer) == (sum(sum(each.values()) for each in parts), of_last), (run, parts)
-
-
-def test_ranks_send_what_the_formulas_say(data: Path) -> None:
-    """However tokens choose: what is counted is what leaves their own ranks, and comes back."""
-    for run, ranks in on_ranks(step, runs(ALONE[2:] + SHARED), data).items():
-        for found in ranks:
-            assert found.counts == step_traffic(Place(run, 512, found.pp_rank), found.head_positions), run.plan
 
 
 def test_memory_is_what_is_predicted(data: Path) -> None:

@@ -45,37 +45,27 @@ RUNS = [
 ]
 
 
-def shapes(one: Trainer) -> list[tuple[str, tuple[int, ...]]]:
-    return [(name, tuple(parameter.shape)) for name, parameter in one.model.named_parameters()]
+def measured(one: Trainer) -> tuple[list[tuple[str, tuple[int, ...]]], Any, Any]:
+    return [(name, tuple(parameter.shape)) for name, parameter in one.model.named_parameters()], kept(one), step(one)
 
 
-def test_a_step_of_every_rank_sends_what_the_formulas_say(data: Path) -> None:
-    for run, ranks in on_ranks(step, RUNS, data).items():
-        for found in ranks:
-            expected = step_traffic(Place(run, run.model.vocabulary(257), found.pp_rank), found.head_positions)
-            assert found.counts == expected, run.plan
-
-
-def test_every_rank_has_these_parameters_and_keeps_these_activations(data: Path) -> None:
-    for run, ranks in on_ranks(shapes, RUNS[:8], data).items():
-        stages = Place(run, run.model.vocabulary(257)).stages
-        found = named_parameters(run.model, run.model.vocabulary(257), run.plan.x, stages, y=run.plan.y)
-        assert run.plan.pp > 1 or all([(p.name, p.shape) for p in found] == of_rank for of_rank in ranks)
-    for run, ranks in on_ranks(kept, RUNS, data).items():
-        for pp_rank, positions, found in ranks:
-            stages = Place(run, run.model.vocabulary(257), pp_rank).stages
-            parts = [stage_bytes(run, run.model.vocabulary(257), stage, positions) for stage in stages]
+def test_every_rank_has_these_parameters_keeps_these_activations_and_sends_what_the_formulas_say(data: Path) -> None:
+    for run, ranks in on_ranks(measured, RUNS, data).items():
+        for has, (pp_rank, positions, keeps), sends in ranks:
+            place, vocabulary = Place(run, run.model.vocabulary(257), pp_rank), run.model.vocabulary(257)
+            named = named_parameters(run.model, vocabulary, run.plan.x, place.stages, y=run.plan.y)
+            assert [(p.name, p.shape) for p in named] == has
+            parts = [stage_bytes(run, vocabulary, stage, positions) for stage in place.stages]
             expected = sum(sum(each.values()) for each in parts), layer_bytes(run)
-            assert (found.model, found.layer) == expected, (run.plan, parts)
+            assert (keeps.model, keeps.layer) == expected, (run.plan, parts)
+            assert sends.counts == step_traffic(place, sends.head_positions), run.plan
 
 
 GRID: dict[str, Any] = {"tp": 4, "tp3": (2, 2, 1)}
 LAYOUTS = [
     run_of(tp=2, tp3=(1, 2, 1)),
-    run_of(dropout=0.1, recompute="full", **GRID),
     run_of(recompute="full", partition_activations=True, precision="bf16", **GRID),
     run_of(dp=2, zero_stage=3, tp=4, tp3=(2, 2, 2)),
-    run_of(batch=8, pp=2, schedule="interleaved", chunks=2, tp=2, tp3=(1, 2, 1)),
     run_of(batch=8, pp=2, schedule="zb_h1", precision="bf16", **GRID),
     run_of(normed("sub", "rmsnorm"), tp=4, tp3=(1, 4, 1)),
     run_of(normed("post"), precision="bf16", **GRID),
@@ -126,7 +116,7 @@ def test_a_layer_sends_the_volumes_of_axonns_three_axes() -> None:
 
 
 def test_ghosts_of_a_grid_do_what_the_formulas_say() -> None:
-    for device, backend in (("cpu", "gloo"), ("cuda", "nccl")):
-        for run, found in ghosts(RUNS, device=device, backend=backend).items():
+    for device, backend, runs in (("cpu", "gloo", RUNS[2::3]), ("cuda", "nccl", RUNS[::4])):
+        for run, found in ghosts(runs, device=device, backend=backend).items():
             wrong = complaints(run, run.model.vocabulary(257), cast(run.plan), dict(enumerate(found)))
             assert not any(wrong.values()), (run.plan, wrong)
