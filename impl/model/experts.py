@@ -163,7 +163,7 @@ class _Scatter(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, None, None]:
         (order,) = ctx.saved_tensors
-        return _by_token(grads[0], order, ctx.shape).sum(1), None, None
+        return _summed(_by_token(grads[0], order, ctx.shape)), None, None
 
 
 class _Gather(torch.autograd.Function):
@@ -172,8 +172,7 @@ class _Gather(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, rows: Tensor, weights: Tensor, order: Tensor) -> Tensor:
         ctx.save_for_backward(rows, weights, order)
-        by_token = _by_token(rows, order, (*weights.shape, rows.shape[1]))
-        return (weights.to(rows.dtype)[:, None] @ by_token).squeeze(1)
+        return _summed(_by_token(rows, order, (*weights.shape, rows.shape[1])).mul_(weights[..., None]))
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor, None]:
@@ -188,6 +187,10 @@ def _by_token(rows: Tensor, order: Tensor, shape: Sequence[int]) -> Tensor:
     """Return the rows of each token's choices, 0 where a choice was left out. Shapes: [m, h], [m] -> [n, k, h]."""
     make = rows.new_empty if len(rows) == shape[0] * shape[1] else rows.new_zeros
     return make(shape[0] * shape[1], shape[2]).index_copy_(0, order, rows).view(*shape)
+
+
+def _summed(by_token: Tensor) -> Tensor:
+    return by_token.squeeze(1) if by_token.shape[1] == 1 else by_token.sum(1)
 
 
 class _Logits(torch.autograd.Function):
