@@ -17,6 +17,8 @@ from impl.tensor_parallel.group import TensorParallel
 MODEL = ModelConfig(num_layers=6, hidden_size=512, num_heads=8, seq_len=256, vocab_size=8192, biases=False, mlp="relu")
 ONE = replace(MODEL, experts=8)
 TWO = replace(MODEL, experts=16, experts_per_token=2, expert_size=MODEL.mlp_inner // 2)
+DROPPING = replace(ONE, expert_capacity=1.0)
+"""DeepSpeed's limit is over all tokens of a rank, ours over each sequence."""
 SEQUENCES = 4
 
 
@@ -46,6 +48,7 @@ def of_deepspeed(config: ModelConfig, dropping: bool) -> tuple[nn.Module, Callab
 WAYS: dict[str, Callable[[TensorParallel], tuple[nn.Module, Callable[[Any, Tensor], Tensor]]]] = {
     "mlp": lambda tp: (MLP(MODEL, tp), lambda mlp, x: mlp(x)),
     "one expert": lambda tp: (Experts(ONE, tp), lambda experts, x: experts(x, MODEL.seq_len)),
+    "one expert, dropping": lambda tp: (Experts(DROPPING, tp), lambda experts, x: experts(x, MODEL.seq_len)),
     "two half experts": lambda tp: (Experts(TWO, tp), lambda experts, x: experts(x, MODEL.seq_len)),
     "deepspeed, one expert": lambda _: of_deepspeed(ONE, dropping=False),
     "deepspeed, one expert, dropping": lambda _: of_deepspeed(ONE, dropping=True),
