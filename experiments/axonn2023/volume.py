@@ -6,7 +6,7 @@ train with the best. Here ranks count what they send, the model's bytes stand be
 the steps' times.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from itertools import product
 from math import inf, nan, prod, sqrt
@@ -25,7 +25,7 @@ from harness.experiment.kit import (
 )  # fmt: skip
 from impl.cost.least_traffic import moved_bytes
 from impl.cost.place import Place
-from impl.cost.traffic import step_traffic
+from impl.cost.traffic import Count, Op, step_traffic
 from impl.data.batches import head_positions
 
 FEW = 5
@@ -35,26 +35,30 @@ SURE = 1.96
 EXACT = Tolerance(0.01, "biases, embeddings, logits and norms are under 1% of 80B's traffic", "2026-11-27")
 
 
-def traffic(record: Record) -> dict[str, dict[str, tuple[int, int]]]:
-    """Return calls and bytes of the step's collectives by formula, by axes of the mesh."""
+Counts = dict[str, dict[str, tuple[int, int]]]
+"""Calls and bytes of a step's collectives, by axes of the mesh."""
+
+
+def by_axis(traffic: Mapping[str, Mapping[Any, Any]]) -> Counts:
+    """Return counts as records have them, which call several axes of the mesh `joint`."""
+    name_of = lambda axes: "joint" if "_" in axes else axes
+    return {name_of(axes): {op: (n.calls, n.bytes) for op, n in ops.items()} for axes, ops in traffic.items()}
+
+
+def by_formula(record: Record) -> dict[str, dict[Op, Count]]:
     vocab_size = record.resolved.vocab_size or record.run.model.vocab_size or 1
-    found = step_traffic(Place(record.run, vocab_size), head_positions(record.run.model))
-    return {axes: {op: (n.calls, n.bytes) for op, n in ops.items()} for axes, ops in found.items()}
+    return step_traffic(Place(record.run, vocab_size), head_positions(record.run.model))
 
 
 def counted_alike(records: Sequence[Record]) -> Evidence | None:
     """Judge whether all ranks of every measured grid count the formula's calls and bytes, to the byte."""
-    each = [
-        {axes: {op: (n.calls, n.bytes) for op, n in ops.items()} for axes, ops in rank.traffic.items()} == traffic(one)
-        for one in records for rank in one.ranks if rank.traffic
-    ]  # fmt: skip
-    return tally(each, "ranks")
+    ranks = [(one, rank.traffic) for one in records for rank in one.ranks if rank.traffic]
+    return tally([by_axis(counted) == by_axis(by_formula(one)) for one, counted in ranks], "ranks")
 
 
 def moved(one: Point) -> float:
     """Return the bytes that a rank takes in or gives away in a step, by formula."""
-    vocab_size = one.records[0].resolved.vocab_size or one.run.model.vocab_size or 1
-    return moved_bytes(one.run, step_traffic(Place(one.run, vocab_size), head_positions(one.run.model)))
+    return moved_bytes(one.run, by_formula(one.records[0]))
 
 
 def alike(records: Sequence[Record]) -> list[list[Point]]:
