@@ -19,7 +19,7 @@ from experiments.axonn2023 import (
     volume,
     weak_scaling,
 )
-from experiments.axonn2023.weak_scaling import FOUND, FREE, GPUS, GRID, MEGATRON
+from experiments.axonn2023.weak_scaling import FOUND, GPUS, GRID, GRID_FREE, MEGATRON, MEGATRON_FREE
 from harness.experiment.claims_table import claims_table
 from harness.predict.simulation import given_by, predicted
 from harness.predict.simulation import simulated as asked_of
@@ -89,7 +89,7 @@ def test_plans_have_all_gpus_and_the_grids_among_them_are_the_fastest_that_fit()
     assert GPUS == {5: 64, 10: 128, 20: 256, 40: 512, 80: 1024}
     runs = weak_scaling.EXPERIMENT.runs["paper"]
     assert [run.plan.world_size for run in runs] == [GPUS[size] for size in FOUND for _ in FOUND[size]]
-    assert {weak_scaling.way(run) for run in runs} == {GRID, MEGATRON, FREE}
+    assert {weak_scaling.way(run) for run in runs} == {GRID, GRID_FREE, MEGATRON, MEGATRON_FREE}
     system = load_system("perlmutter")
 
     def seconds(run: Run) -> float:
@@ -165,7 +165,7 @@ def scaled(rates: dict[str, float], largest: float = 1.0) -> list[Record]:
 def test_verdicts_on_weak_scaling_turn() -> None:
     claims = weak_scaling.EXPERIMENT.claims
     model = 0.57 * 312e12 / 1.3305  # equation 3 over the model's FLOPs, by PaLM's convention
-    rates = {GRID: model, MEGATRON: model / 1.26, FREE: model / 1.1}
+    rates = {GRID: model, GRID_FREE: model, MEGATRON: model / 1.26, MEGATRON_FREE: model / 1.1}
     assert verdicts(claims, scaled(rates)) == [YES] * 5
-    slow = {GRID: model * 0.8, MEGATRON: model, FREE: model}
+    slow = {GRID: model * 0.8, GRID_FREE: model, MEGATRON: model, MEGATRON_FREE: model * 1.1}
     assert verdicts(claims, scaled(slow, largest=0.8)) == [NO] * 5
