@@ -21,7 +21,8 @@ from experiments.ours import claim
 from experiments.ptdp2021 import timed
 from harness.experiment.kit import (
     DEVICE, MARK, MODEL, RANKS, RUNS, Check, Claim, Estimate, Evidence, Experiment, Measure, ModelConfig,
-    Point, Record, Run, Tolerance, gigabytes, grouped, milliseconds, of_run, points, step_seconds, table_of, tally,
+    Point, Record, Run, Tolerance, figure_of, gigabytes, grouped, milliseconds, of_run, points, step_seconds, table_of,
+    tally,
 )  # fmt: skip
 from impl.cost.least_traffic import moved_bytes
 from impl.cost.place import Place
@@ -189,6 +190,12 @@ EXPERIMENT = Experiment(
         "x divides heads, y hidden features, z weights and tokens, d tokens. Moved: in rings, all of a step's "
         "collectives by formula. AxoNN's model has no embeddings, logits and norms."
     ]),
+    figure=figure_of(
+        "Steps of grids, by the time that AxoNN's model has for communication", "by the model (s)", "a step (s)",
+        lambda records: [one for group in alike(records) for one in sorted(group, key=lambda o: communicating(o.run))],
+        name=lambda one: f"{one.run.plan.world_size} ranks, x {one.run.plan.x}, y {one.run.plan.y}",
+        at=lambda one: communicating(one.run), ours=lambda one: one.mean(step_seconds), published=lambda _: nan,
+    ),
     cost={"smoke": "2 min, 2 CPU cores", "small": "20 min, 2 CPU cores", "paper": "2 h, 1024 GPUs with 40 GB"},
     deviations="Of the paper only the abstract was read; the model is the stored code's, with x as the innermost "
     "axis. Bandwidths are those that it has for Perlmutter, at all tiers. The batch of `paper`, 1,024 "
