@@ -17,6 +17,7 @@ PAPERS = {
     "torchtitan2024": ("TorchTitan 2024", "torchtitan"),
     "nanotron2025": ("nanotron 2025", "nanotron"),
     "internevo2023": ("InternEvo 2023", "internevo"),
+    "axonn2023": ("AxoNN 2023", "axonn"),
     "m6_2021": ("M6-T and M6-10T 2021", "m6-"),
     "chinchilla2022": ("Chinchilla 2022", "chinchilla", "hoffmann"),
 }

@@ -72,10 +72,6 @@ links to.
 """
 PLANNED = (
     ("Megatron-LM 2019", "fine-tuning on MNLI, QQP and SQuAD (the rest of table 5)"),
-    (
-        "AxoNN 2023",
-        "what its grid sends, weak scaling, time beside Megatron-LM's; `plan.tp3` trains and simulates grids",
-    ),
     ("Protein models", "the compute-optimal slope of models of amino acids (2406.06858, 2411.02142), 25 letters"),
 )
 """Planned experiments: paper, and its tables and figures."""

@@ -67,10 +67,17 @@ def moved_bytes(run: Run, traffic: Mapping[str, Mapping[Any, Moved]]) -> float:
     Args:
         traffic: a rank's collectives by axes of the mesh, as `impl.cost.traffic.step_traffic` has them.
     """
-    special = {"heads": run.model.sharing(run.plan.tp), "ends": 2, "joint": run.plan.world_size}
+    plan = run.plan
+    special = {
+        "heads": run.model.sharing(plan.x),
+        "tp": plan.x,
+        "features": plan.y,
+        "ends": 2,
+        "joint": plan.world_size,
+    }
 
     def ranks(axes: str) -> int:
-        return special.get(axes) or prod(getattr(run.plan, axis) for axis in axes.split("_"))
+        return special.get(axes) or prod(getattr(plan, axis) for axis in axes.split("_"))
 
     def of(op: str, size: int, n: int) -> float:
         return size if op == "send" else TRAVELS[op] * (n - 1) / n * size

@@ -22,6 +22,7 @@ _GCD = "Frontier, Dash et al. 2023 (2312.12705); OLCF user guide. One GCD, half 
 PEAKS: dict[str, Peak] = {
     "Tesla V100-SXM3-32GB": Peak(flops={"fp16": 125e12}, source=_V100),
     "Tesla V100-SXM3-32GB-H": Peak(flops={"fp16": 130e12}, source=_V100_H),
+    "NVIDIA A100-SXM4-40GB": Peak(flops={"fp16": 312e12, "bf16": 312e12}, source=_A100),
     "NVIDIA A100-SXM4-80GB": Peak(flops={"fp16": 312e12, "bf16": 312e12}, source=_A100),
     "NVIDIA H100 80GB HBM3": Peak(flops={"fp16": 989e12, "bf16": 989e12}, source=_H100),
     "NVIDIA H100 96GB HBM2e": Peak(flops={"fp16": 989e12, "bf16": 989e12}, source=_H100),

@@ -9,10 +9,12 @@ import pytest
 from harness.experiment import published as module
 from harness.experiment.claims import Claim
 from harness.experiment.loading import experiment_ids, load
+from harness.experiment.paper import noted
 from harness.experiment.published import FOLDER, papers, published
 from harness.experiment.references import places
 from impl.cost.parameters import count_parameters
 from impl.errors import InputError
+from impl.model.config import ModelConfig
 from impl.model.norm_placement import PLACEMENTS
 from impl.model.sizes import SIZES
 
@@ -96,6 +98,15 @@ def test_derived_numbers_follow_from_those_that_they_are_derived_from():
     a, b, alpha, beta = (value(f"refit_{name}", "chinchilla2022") for name in ("A", "B", "alpha", "beta"))
     size = (alpha * a / (beta * b)) ** (1 / (alpha + beta)) * (5.76e23 / 6) ** (beta / (alpha + beta))
     assert size == pytest.approx(value("refit_optimal_parameters", "chinchilla2022", verified="derived"), rel=1e-3)
+
+
+def test_axonns_share_of_the_peak_is_its_rate_and_its_shapes_have_the_named_parameters():
+    at: dict[str, Any] = {"paper": "axonn2023"}
+    rate = value("aggregate_hardware_flop_rate", gpus=1024, **at) * 1e15 / 1024
+    assert 100 * rate / 312e12 == pytest.approx(value("hardware_flop_share", gpus=1024, **at), abs=0.05)
+    for row in published("axonn2023", "parameters").to_dict("records"):
+        model = ModelConfig(seq_len=2048, vocab_size=51200, **noted(row["note"]))
+        assert count_parameters(model).total / 1e9 == pytest.approx(row["value"], rel=0.05)
 
 
 def test_throughput_rises_by_as_much_as_korthikanti_print():
