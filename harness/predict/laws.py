@@ -60,6 +60,8 @@ LAWS: dict[str, Without] = {
     "split products overlap their collectives (Megatron-Core)": _lacking(splits_products=False),
     "parameters are gathered ahead (Megatron-Core)": _lacking(gathers_ahead=False),
     "stages between the ends fetch no microbatch (Megatron-Core)": _lacking(fetches_at_ends=False),
+    "experts get a tensor-parallel rank's own tokens (Megatron-Core)": _lacking(routes_parts=False),
+    "ranks wait for the fullest of those that share experts": _lacking(imbalance=1.0),
     SURFACE: lambda one: one,
 }
 """Laws that a system can be without, each with how. Laws without a switch, such as bytes of a collective, are not here,
