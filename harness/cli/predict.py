@@ -122,9 +122,8 @@ def predict_from(default: Run) -> Callable[..., int]:
 
 def _require_one_run(are_many: bool, *of_one: object) -> None:
     if are_many and any(of_one):
-        raise InputError(
-            "--slowdown, --stack, --spread, --imbalance and --mtbf are for one run; valid: without --rows and an experiment"
-        )
+        names = "--slowdown, --stack, --spread, --imbalance and --mtbf"
+        raise InputError(f"{names} are for one run; valid: without --rows and an experiment")
 
 
 def _require_one(inputs: Mapping[str, bool]) -> None:

@@ -126,9 +126,9 @@ CASES = (
     Case("H100", "three stacks on H100s, bf16, GPT, Llama and Nemotron, nothing fitted", "h100",
          (H100, NVIDIA._replace(precision="bf16"))),
     Case("Experts", "mixtures of experts on H100s, bf16, fitted to NVIDIA's models without experts", "dgx_h100",
-         (EXPERTS._replace(precision="bf16"),), NVIDIA),
+         (EXPERTS._replace(precision="bf16"),), NVIDIA, has_surface=False),
     Case("Experts", "mixtures of experts on H100s, fp8, fitted to NVIDIA's models without experts", "dgx_h100",
-         (EXPERTS._replace(precision="fp8"),), NVIDIA),
+         (EXPERTS._replace(precision="fp8"),), NVIDIA, has_surface=False),
     Case("Experts", "DeepSpeed-MoE, 128 experts on 128 A100s, constants of H4", "selene_deepspeed",
          (Rows("deepspeed_moe2021"),), Rows("ptdp2021_table2_zero3", CALIBRATE)),
 )  # fmt: skip

@@ -1,4 +1,4 @@
-"""How unlike the steps of one run are: as a system's logs say, as devices of unlike speed or uneven experts make them."""
+"""How unlike the steps of one run are: as logs say, and as devices of unlike speed or uneven experts make them."""
 
 from dataclasses import replace
 from itertools import pairwise

@@ -1,18 +1,23 @@
 """Layers with experts as a system's software sends their tokens, and as the fullest of the ranks that share them is."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from math import ceil, sqrt
 from statistics import NormalDist
 
 from impl.cost.fullest import fullest_share
 from impl.cost.gemms import Product
 from impl.cost.place import Sizes
-from impl.cost.traffic import Collective
+from impl.cost.traffic import Collective, Op, When
 from impl.run import Run
 from impl.simulator.operations import Block, Moved
 from impl.simulator.system import System
 from impl.zero.partition import EXPERT
+
+AROUND: list[tuple[Op, When]] = [
+    *(("all_gather", "forward"), ("reduce_scatter", "forward")),
+    *(("all_gather", "backward"), ("reduce_scatter", "backward")),
+]
+"""Collectives of sequence-parallel ranks around a layer's experts."""
 
 
 def routed(system: System, run: Run, block: Block) -> Block:
@@ -80,11 +85,10 @@ def _sent(run: Run, collectives: tuple[Collective, ...], factor: float, parts: i
     sizes, left = Sizes(run), list(collectives)
     rows, each = sizes.activations * run.model.choices, sizes.activations
     if parts > 1:
-        around = [("all_gather", "forward"), ("reduce_scatter", "backward")]
-        around += [("reduce_scatter", "forward"), ("all_gather", "backward")]
-        for op, when in around:
+        gathered = int(factor * rows) + each * bool(run.model.shared_expert_size)
+        for op, when in AROUND:
             left.remove(Collective(op, each, when))  # one that is like it is as good
-            yield Collective(op, int(factor * rows) + each * bool(run.model.shared_expert_size), when)
+            yield Collective(op, gathered, when)
     for one in left:
         is_routed = one.over == "ep" and one.bytes == rows
         yield one._replace(bytes=int(factor * rows / parts)) if is_routed else one

@@ -40,7 +40,9 @@ def test_few_tokens_are_as_when_all_choices_are_counted_out(tokens: int, choices
     assert deviation == pytest.approx(about, abs=0.1)
 
 
-@pytest.mark.parametrize(("tokens", "choices", "experts", "ranks"), [(2048, 2, 8, 8), (4096, 1, 16, 4), (512, 8, 64, 8)])
+@pytest.mark.parametrize(
+    ("tokens", "choices", "experts", "ranks"), [(2048, 2, 8, 8), (4096, 1, 16, 4), (512, 8, 64, 8)]
+)
 def test_many_tokens_are_as_when_choices_are_drawn(tokens: int, choices: int, experts: int, ranks: int):
     chance = np.random.default_rng(0)
     most = []
