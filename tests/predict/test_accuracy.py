@@ -93,7 +93,7 @@ def test_shared_sequences_of_large_models_are_predicted_from_steps_without_them(
 
 
 def test_steps_with_experts_are_predicted_by_constants_of_models_without():
-    """82% and 31% off where tensor-parallel ranks send all of their tokens; a constant utilization is 44 and 11% off."""
+    """82% and 31% off where tensor-parallel ranks send all of their tokens; a utilization is 44 and 11% off."""
     bf16, fp8 = (result_of(case_of(f"experts on H100s, {precision}")).whole for precision in ("bf16", "fp8"))
     assert (len(bf16.rows), len(fp8.rows)) == (21, 10)
     assert abs(bf16.off).mean() < 7
