@@ -195,8 +195,6 @@ class Run:
             yield f"model.expert_capacity of whole sequences with plan.cp {plan.cp} is not built; valid: plan.cp 1"
         if model.balance_bias and self.precision == "fp16":
             yield "model.balance_bias with precision fp16 is not built; valid: fp64, fp32, bf16"
-        if self.precision == "fp8":
-            yield "precision fp8 with model.experts is not built; valid: fp64, fp32, bf16, fp16"
 
     def _of_memory(self) -> Iterator[str]:
         plan, seq_len = self.plan, self.model.seq_len // self.plan.cp

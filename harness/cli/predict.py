@@ -18,7 +18,7 @@ from harness.predict.interval import EXTRAPOLATES, interval
 from harness.predict.memory import memory_table
 from harness.predict.simulated_record import document_of, why_no_room
 from harness.predict.simulation import Simulated, given_by, predicted, simulated, vocabulary_of
-from harness.predict.steps_of_a_run import as_logged, with_unlike_devices
+from harness.predict.steps_of_a_run import as_logged, with_imbalance, with_uneven_experts, with_unlike_devices
 from harness.predict.systems import load_system, names
 from harness.records.labels import differing
 from harness.records.measures import size_name
@@ -55,6 +55,9 @@ class Circumstances:
     spread: float = 0.0
     """By how much devices differ, as the standard deviation of the logarithm of their computing seconds: also predict
     quantiles of a step that waits for the slowest of them."""
+    imbalance: tuple[float, ...] = ()
+    """Rows of the fullest of the ranks that share experts over the mean, as measured: one number, or its p10, p50 and
+    p90 for quantiles of a step. Without it every choice of the router is equally likely."""
 
 
 def predict_from(default: Run) -> Callable[..., int]:
@@ -119,9 +122,8 @@ def predict_from(default: Run) -> Callable[..., int]:
 
 def _require_one_run(are_many: bool, *of_one: object) -> None:
     if are_many and any(of_one):
-        raise InputError(
-            "--slowdown, --stack, --spread and --mtbf are for one run; valid: without --rows and an experiment"
-        )
+        names = "--slowdown, --stack, --spread, --imbalance and --mtbf"
+        raise InputError(f"{names} are for one run; valid: without --rows and an experiment")
 
 
 def _require_one(inputs: Mapping[str, bool]) -> None:
@@ -179,8 +181,11 @@ def predict_run(asked: Simulated, system: System, under: Circumstances, failures
     pp, slowdown = asked.done.plan.pp, under.slowdown
     if slowdown and (len(slowdown) != pp or not all(0 < factor < math.inf for factor in slowdown)):
         raise InputError(f"--slowdown {slowdown}: must be a number above 0 for each of {pp} pipeline ranks")
+    system = with_imbalance(asked.done, system, under.imbalance)
     found = predicted(asked.done, system, dict(enumerate(slowdown)))
     document = _document(asked, system, found, under.stack)
+    if asked.done.plan.ep > 1 and len(under.imbalance) != 1:
+        document["steps_of_uneven_experts"] = with_uneven_experts(asked.done, system, under.imbalance)._asdict()
     if logged := as_logged(system, document["devices"], found.seconds):
         document["steps_as_logged"] = logged._asdict()
     if under.spread:
@@ -243,7 +248,7 @@ def _print(document: Mapping[str, Any], found: Prediction, system: System) -> No
         checkpoints = f"a checkpoint of {_seconds(of['checkpoint_seconds'])} every {of['interval'] / 60:.3g} min"
         lines["goodput"] = f"{100 * of['share']:.1f}% of the time, {of['share'] * found.tokens_per_s:,.0f} tokens/s"
         lines["goodput"] += f": a failure every {of['mean_seconds'] / HOUR:.3g} h, {checkpoints}"
-    for name in ("steps_as_logged", "steps_of_unlike_devices"):
+    for name in ("steps_as_logged", "steps_of_unlike_devices", "steps_of_uneven_experts"):
         if of := document.get(name):
             lines[name.replace("_", " ")] = ", ".join(f"{of[share]:.4g} s ({share})" for share in ("p10", "p50", "p90"))
     width = max(map(len, lines))

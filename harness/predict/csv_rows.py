@@ -39,6 +39,9 @@ OPTIONAL = {
     **{"vocab": "model.vocab_size", "family": "model.family", "norm_placement": "model.norm_placement"},
     **{"norm": "model.norm", "kv_heads": "model.kv_heads", "ffn": "model.mlp_size", "mlp": "model.mlp"},
     **{"positions": "model.positions", "biases": "model.biases", "tied": "model.tied"},
+    **{"experts": "model.experts", "experts_per_token": "model.experts_per_token", "expert_size": "model.expert_size"},
+    **{"experts_every": "model.experts_every", "shared_expert_size": "model.shared_expert_size"},
+    **{"expert_capacity": "model.expert_capacity"},
     **{"dropout": "model.dropout", "precision": "precision", "fp32_gradients": "fp32_gradients"},
     **{name: f"plan.{name}" for name in vars(Plan()) if name not in REQUIRED},
 }
@@ -46,7 +49,7 @@ OPTIONAL = {
 SECONDS, SPLIT, CALIBRATE, SYSTEM = "iteration_time_s", "split", "calibrate", "system"
 GROUPS = ("all", "node")
 """Valid words of `zero_group`, besides a number of ranks: all of dp and cp, or those of one node."""
-COUNTED = ("chunks", "vocab", "bucket_bytes", "kv_heads", "ffn", "cp")
+COUNTED = ("chunks", "vocab", "bucket_bytes", "kv_heads", "ffn", "cp", "ep")
 """Optional columns of positive integers."""
 FLAGS = [name for name, field in OPTIONAL.items() if isinstance(attrgetter(field)(Run()), bool)]
 TRUTH = {"true": True, "1": True, "yes": True, "false": False, "0": False, "no": False}

@@ -82,7 +82,7 @@ VTRAIN = Rows("vtrain2024")
 ONE_NODE, NODES = (VTRAIN._replace(gpus=gpus) for gpus in ((1, 8), (9, MOST)))
 FITTED_ONE, FITTED_NODES = (rows._replace(split=CALIBRATE) for rows in (ONE_NODE, NODES))
 BLOOM = Rows("bloom2022", CALIBRATE)
-H100, NVIDIA = Rows("h100_2024"), Rows("nvidia_h100", CALIBRATE)
+H100, NVIDIA, EXPERTS = Rows("h100_2024"), Rows("nvidia_h100", CALIBRATE), Rows("experts_h100")
 CASES = (
     Case("H1", "PTD-P table 1, fitted to 3 of 10 rows", "selene", (Rows("ptdp2021_table1"),), TABLE_1, (2, None, 5),
          12.1),
@@ -125,6 +125,12 @@ CASES = (
     Case("NVIDIA", "NVIDIA's steps on H100s, bf16 and fp8, nothing fitted", "dgx_h100", (NVIDIA,)),
     Case("H100", "three stacks on H100s, bf16, GPT, Llama and Nemotron, nothing fitted", "h100",
          (H100, NVIDIA._replace(precision="bf16"))),
+    Case("Experts", "mixtures of experts on H100s, bf16, fitted to NVIDIA's models without experts", "dgx_h100",
+         (EXPERTS._replace(precision="bf16"),), NVIDIA, has_surface=False),
+    Case("Experts", "mixtures of experts on H100s, fp8, fitted to NVIDIA's models without experts", "dgx_h100",
+         (EXPERTS._replace(precision="fp8"),), NVIDIA, has_surface=False),
+    Case("Experts", "DeepSpeed-MoE, 128 experts on 128 A100s, constants of H4", "selene_deepspeed",
+         (Rows("deepspeed_moe2021"),), Rows("ptdp2021_table2_zero3", CALIBRATE)),
 )  # fmt: skip
 
 HARDER = (

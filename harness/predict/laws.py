@@ -60,6 +60,8 @@ LAWS: dict[str, Without] = {
     "split products overlap their collectives (Megatron-Core)": _lacking(splits_products=False),
     "parameters are gathered ahead (Megatron-Core)": _lacking(gathers_ahead=False),
     "stages between the ends fetch no microbatch (Megatron-Core)": _lacking(fetches_at_ends=False),
+    "experts get a tensor-parallel rank's own tokens (Megatron-Core)": _lacking(routes_parts=False),
+    "ranks wait for the fullest of those that share experts": _lacking(imbalance=1.0),
     SURFACE: lambda one: one,
 }
 """Laws that a system can be without, each with how. Laws without a switch, such as bytes of a collective, are not here,
@@ -87,7 +89,7 @@ def worths(laws: Iterable[str] = LAWS, cases: Iterable[Case] = CASES) -> Iterato
     for law, case in shown_progress(pairs, "fitting, predicting"):
         parts = parts_of(case)
         if any(_concerns(law, case.system, fitted, asked) for fitted, asked in parts):
-            off = [_off(law, case.system, fitted, asked) for fitted, asked in parts]
+            off = [_off(law, case, fitted, asked) for fitted, asked in parts]
             having = result_of(case).whole.off
             yield Worth(law, case, len(having), float(abs(having).mean()), float(abs(np.concatenate(off)).mean()))
 
@@ -101,9 +103,10 @@ def _concerns(law: str, name: str, fitted: list[Measured], asked: list[Measured]
     return bool((abs(ratios - 1) > CHANGES).any())
 
 
-def _off(law: str, name: str, fitted: list[Measured], asked: list[Measured]) -> np.ndarray:
+def _off(law: str, case: Case, fitted: list[Measured], asked: list[Measured]) -> np.ndarray:
     """Return errors in percent of the steps asked for, with constants fitted without the law."""
-    system = fitted_to(fitted, LAWS[law](load_system(name)), has_surface=law != SURFACE)
+    has_surface = case.has_surface and law != SURFACE
+    system = fitted_to(fitted, LAWS[law](load_system(case.system)), has_surface=has_surface)
     return percent_off(seconds_of(asked, system), np.array([row.seconds for row in asked]))
 
 

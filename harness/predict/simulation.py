@@ -76,8 +76,8 @@ def _ignored(run: Run) -> Iterator[str]:
     if run.train.clip_norm == 0:
         yield "ignored: train.clip_norm 0: every predicted step has the time of clipping"
     if run.model.expert_capacity is not None:
-        even = "experts are predicted to get as many rows each, and to take all"
-        yield f"ignored: model.expert_capacity {run.model.expert_capacity}: {even}"
+        all_rows = "predicted ranks are no fuller than it allows, and none of their rows is left out"
+        yield f"ignored: model.expert_capacity {run.model.expert_capacity}: {all_rows}"
     if run.data.race:
         yield f"ignored: data.race {run.data.race}: steps are predicted for text, not for questions"
 

@@ -1,5 +1,7 @@
-"""How unlike the steps of one run are: as a system's logs say, and as devices of unlike speed make them."""
+"""How unlike the steps of one run are: as logs say, and as devices of unlike speed or uneven experts make them."""
 
+from dataclasses import replace
+from itertools import pairwise
 from statistics import NormalDist
 from typing import NamedTuple
 
@@ -59,3 +61,38 @@ def with_unlike_devices(run: Done, system: System, spread: float) -> Quantiles:
         for of in shown_progress(factors, "sets of devices")
     ]
     return Quantiles(*np.quantile(steps, SHARES).tolist())
+
+
+def with_imbalance(run: Done, system: System, measured: tuple[float, ...]) -> System:
+    """Return the system with the fullest of the ranks that share experts as full as measured; without it as it is.
+
+    Args:
+        measured: rows of that rank over the mean of all: one number, or a tenth, half and nine tenths of them.
+
+    Raises:
+        InputError: these are not such numbers, or no ranks share experts.
+    """
+    if not measured:
+        return system
+    ep, ends = run.plan.ep, (1.0, *measured, float(run.plan.ep))
+    if ep == 1:
+        raise InputError("--imbalance is about ranks that share experts; valid with plan.ep above 1")
+    if len(measured) not in (1, len(SHARES)) or not all(one <= other for one, other in pairwise(ends)):
+        shown = " ".join(f"{one:g}" for one in measured)
+        valid = f"one number, or p10, p50 and p90 that do not fall, of 1 to plan.ep {ep}"
+        raise InputError(f"--imbalance {shown}; valid: {valid}")
+    return replace(system, habits=replace(system.habits, imbalance=measured[len(measured) // 2]))
+
+
+def with_uneven_experts(run: Done, system: System, measured: tuple[float, ...] = ()) -> Quantiles:
+    """Return quantiles of a step whose ranks wait for the fullest of those that share a layer's experts.
+
+    A step takes the longer the fuller that rank is, so that its quantiles are the steps at the imbalance's.
+
+    Args:
+        measured: tenth, half and nine tenths of a run's imbalances; empty: those of a router with even choices.
+    """
+    from impl.simulator.routing import imbalance_of_step  # for few runs
+
+    at = measured or tuple(imbalance_of_step(run, share) for share in SHARES)
+    return Quantiles(*(predicted(run, with_imbalance(run, system, (factor,))).seconds for factor in at))

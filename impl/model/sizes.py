@@ -91,6 +91,14 @@ _nemotron = partial(
     **{"positions": "rotary", "rotary_fraction": 0.5, "mlp": "squared_relu", "biases": False, "tied": False},
     **{"kv_heads": 8, "seq_len": 4096, "vocab_size": 256000},
 )
+_mixtral = partial(
+    _size,
+    "Mixtral, Mistral AI 2023 and 2024; shape, sequence: NVIDIA/Megatron-LM, core v0.8, README of its experts, and "
+    "yanring/Megatron-MoE-ModelZoo@0993e66; counts: Mistral AI's announcements, as quoted",
+    **LLAMA_BLOCK,
+    **{"kv_heads": 8, "rotary_base": 1_000_000.0, "seq_len": 4096, "vocab_size": 32000},
+    **{"experts": 8, "experts_per_token": 2},
+)
 _on_cpu = partial(
     _size, "this suite: trains on a CPU; named by 12 L h^2, with 64 hidden units a head as in GPT-2", None
 )
@@ -160,6 +168,8 @@ SIZES: dict[str, Size] = {
     "llama-3.1-8b": _llama3("8B", 32, 4096, 32, mlp_size=14336),
     "llama-3.1-70b": _llama3("70B", 80, 8192, 64, mlp_size=28672),
     "llama-3.1-405b": _llama3("405B", 126, 16384, 128, mlp_size=53248),
+    "mixtral-8x7b": _mixtral("46.7B", 32, 4096, 32, mlp_size=14336),
+    "mixtral-8x22b": _mixtral("141B", 56, 6144, 48, mlp_size=16384),
     "nemotron-15b": _nemotron("15B", 32, 6144, 48, where="Nemotron-4 15B, 2024 (2402.16819), table 1"),
     "nemotron-340b": _nemotron("340B", 96, 18432, 96, where="Nemotron-4 340B, 2024 (2406.11704), table 1"),
     # table I has hidden size 2114, which 24 heads do not divide

@@ -1,14 +1,16 @@
 """What a system's software does in every run, whatever a plan says."""
 
 from collections.abc import Collection
-from typing import Literal
+from typing import Annotated, Literal
 
-from pydantic import PositiveInt
+from pydantic import Field, PositiveInt
 from pydantic.dataclasses import dataclass
 
 from impl.cost.parameters import ELEMENT_BYTES, MASTER_BYTES
 from impl.fields import CHECKED, Fraction
 from impl.run import Run, with_fields
+
+ShareOfMean = Annotated[float, Field(ge=1.0)]
 
 
 @dataclass(frozen=True, config=CHECKED)
@@ -30,6 +32,11 @@ class Habits:
     """Whether ZeRO's stage 1 gives each tensor one owner: gradients are all-reduced, and every owner broadcasts."""
     fetches_at_ends: bool = False
     """Whether stages between the model's ends fetch no microbatch: none of its seconds there, whatever its size."""
+    routes_parts: bool = False
+    """Whether a sequence-parallel rank sends its own part of the tokens to experts (`impl.simulator.routing`)."""
+    imbalance: ShareOfMean | None = None
+    """Rows of the fullest of the ranks that share a layer's experts, over their mean, as measured; None: as of a router
+    all of whose choices are equally likely."""
     splits_products: bool = False
     """Whether sequence-parallel products are split to go on beside their collective (doi 10.1145/3567955.3567959)."""
 

@@ -7,7 +7,7 @@ with `impl.cost.flops`; collectives are those of `impl.cost.traffic`.
 
 from collections.abc import Iterator
 from dataclasses import replace
-from typing import NamedTuple, get_args
+from typing import Literal, NamedTuple, get_args
 
 from impl.cost.gemms import Core, Product, core, products
 from impl.cost.parameters import ELEMENT_BYTES, named_parameters
@@ -40,6 +40,8 @@ class Moved(NamedTuple):
     backward: float = 0.0
     weight: float = 0.0
     """With the weights' gradients."""
+    where: Literal["own", "sent", "arrived"] = "own"
+    """Of what: the rank's own tokens; those as rows on their way to experts and back; rows that its experts get."""
 
 
 class Block(NamedTuple):
@@ -90,11 +92,13 @@ def _expert_layer(run: Run, vocab_size: int, _head_positions: int) -> Iterator[M
     sizes, model = Sizes(run), run.model
     whole, rows = sizes.activations, sizes.activations * model.choices
     logits = sizes.tokens * model.experts * max(sizes.e, 4)
-    yield Moved("softmax", 2 * logits, 3 * logits)
-    yield Moved("heads", whole + rows, rows + whole)  # each token's row for each of its experts, and back
-    yield Moved("residual", rows + whole, 3 * rows + whole)  # their weighted sum
+    yield Moved("softmax", 2 * logits, 3 * logits, where="sent")
+    yield Moved("heads", whole + rows, rows + whole, where="sent")  # each token's row for its experts, and back
+    yield Moved("residual", rows + whole, 3 * rows + whole, where="sent")  # their weighted sum
     for _ in range(2 * (run.plan.ep > 1 and model.experts > run.plan.ep)):
-        yield Moved("heads", 2 * rows, 2 * rows)  # sorted by expert where they arrive, and back
+        yield Moved("heads", 2 * rows, 2 * rows, where="arrived")  # sorted by expert where they arrive, and back
+    if run.precision == "fp8":  # rows come in 16 bits, whatever wrote them, as do their results' gradients
+        yield Moved("casts", 2 * rows, 2 * (rows - sizes.own), where="arrived")
 
 
 def _layer(run: Run, vocab_size: int, _head_positions: int, name: BlockName = "layer") -> Iterator[Moved]:
@@ -116,7 +120,7 @@ def _layer(run: Run, vocab_size: int, _head_positions: int, name: BlockName = "l
     if run.plan.is_ring:  # each meeting's results are added up, in fp32 at least
         added = 1 + 2 * max(e, 4) / e
         yield Moved("merge", (run.plan.cp - 1) * added * features, run.plan.cp * added * qkv)
-    yield Moved("gelu", widened + inner, 2 * widened + inner)
+    yield Moved("gelu", widened + inner, 2 * widened + inner, where="arrived" if name == "experts" else "own")
     if run.precision == "fp8":  # norms and the MLP's function write 8 bits, twice for the transpose; others are cast
         yield Moved("casts", 2 * features, 2 * (2 * own + projected))
     mask = own / e if run.model.dropout > 0 else 0.0

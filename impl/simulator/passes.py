@@ -56,6 +56,10 @@ def passes(system: System, run: Run, block: Block, *, is_layer: bool) -> Passes:
     """Return the seconds through one block; what its plan recomputes is part of the backward pass."""
     plan, around = run.plan, outside_layers(run)
     run = run if is_layer else around
+    if is_layer and run.model.experts:
+        from impl.simulator.routing import routed  # for few runs
+
+        block = routed(system, run, block)
     degrees = {"tp": plan.x, "heads": run.model.sharing(plan.x)}
     ranks = {over: group(("tp",), adjacent(plan, degree), system) for over, degree in degrees.items()}
     if plan.y > 1:  # x apart

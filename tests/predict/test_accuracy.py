@@ -92,6 +92,36 @@ def test_shared_sequences_of_large_models_are_predicted_from_steps_without_them(
     assert max(off[8192], off[16384]) < 6
 
 
+def test_steps_with_experts_are_predicted_by_constants_of_models_without():
+    """82% and 31% off where tensor-parallel ranks send all of their tokens; a utilization is 44 and 11% off."""
+    bf16, fp8 = (result_of(case_of(f"experts on H100s, {precision}")).whole for precision in ("bf16", "fp8"))
+    assert (len(bf16.rows), len(fp8.rows)) == (21, 10)
+    assert abs(bf16.off).mean() < 7
+    assert abs(fp8.off).mean() < 16
+    assert min(bf16.is_inside.mean(), fp8.is_inside.mean()) >= 0.9
+    assert {row.run.model.experts for row in bf16.fitted} == {0}
+
+
+def test_seconds_of_steps_with_experts_are_the_printed_rates():
+    """Tokens a second of Grok-1, utilization of Mixtral's matrices and cores: 438 TFLOP/s, and 36.6% of 989.5."""
+    rows = {row.cells["name"]: row.cells for row in rows_of("experts_h100", "dgx_h100")}
+    for name, rate in (("Grok-1, 2048 GPUs, bf16", 1591011), ("Grok-1 cut to 8 layers, 64 GPUs, fp8", 517496)):
+        row = rows[name]
+        assert row["global_batch"] * row["seq_len"] / row["iteration_time_s"] == pytest.approx(rate, rel=2e-3)
+    for name, rate in (
+        ("Mixtral 8x7B, 64 GPUs, bf16", 438e12),
+        ("Mixtral 8x22B, 128 GPUs, batch 256, bf16", 0.366 * 989.5e12),
+        ("Mixtral 8x22B of 64 experts, 1024 GPUs, batch 1024, bf16", 0.081 * 989.5e12),
+    ):
+        row = rows[name]
+        h, f = row["hidden"], row["expert_size"] or row["ffn"]
+        of_layer = 2 * h**2 * (1 + row["kv_heads"] / row["heads"]) + 2 * h * row["seq_len"]
+        of_layer += h * (3 * f * row["experts_per_token"] + row["experts"])
+        tokens = row["global_batch"] * row["seq_len"]
+        flops = 6 * tokens * (row["layers"] * of_layer + h * row["vocab"])
+        assert flops / row["gpus"] / row["iteration_time_s"] == pytest.approx(rate, rel=1e-3)
+
+
 def test_derived_seconds_are_the_printed_rates():
     """PTD-P's equation 3, where the paper prints TFLOP/s: 137 of a 1.7B model, 163 of 1T."""
     rows = {row.cells["name"]: row for row in rows_of("ptdp2021_table1", "selene")}

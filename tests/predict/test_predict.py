@@ -114,8 +114,14 @@ def test_a_bad_file_is_one_line_with_the_field_and_what_is_valid(
         (["quickstart", "--system", "selene", "--seed", "3"], ("an experiment and fields of a run",)),
         (["--rows", "x.csv", "--system", "a100_cluster", "--seed", "3"], ("--rows and fields of a run",)),
         (["--rows", "x.csv", "--system", "a100_cluster"], ("x.csv", "No such file")),
-        (["--rows", "x.csv", "--system", "h100", "--slowdown", "2"], ("--slowdown, --stack, --spread and --mtbf",)),
-        (["--rows", "x.csv", "--system", "h100", "--stack", "another"], ("--slowdown, --stack, --spread and --mtbf",)),
+        (
+            ["--rows", "x.csv", "--system", "h100", "--slowdown", "2"],
+            ("--slowdown, --stack, --spread, --imbalance and --mtbf",),
+        ),
+        (
+            ["--rows", "x.csv", "--system", "h100", "--stack", "another"],
+            ("--slowdown, --stack, --spread, --imbalance and --mtbf",),
+        ),
     ],
 )
 def test_bad_input_is_one_line(arguments: list[str], words: tuple[str, ...]) -> None:

@@ -1,4 +1,4 @@
-"""Quantiles of a run's steps: those of logs, and those of devices of unlike speed against every device drawn."""
+"""Quantiles of a run's steps: of logs, of uneven experts, and of devices of unlike speed against every device drawn."""
 
 from typing import Any
 
@@ -52,3 +52,20 @@ def test_both_are_predicted_where_they_are_known_or_asked_for() -> None:
     assert "steps_of_unlike_devices" not in document(call(*RUN, "--json").output)
     for spread in ("-0.1", "1", "nan"):
         assert f"--spread {float(spread)}; valid: a number above 0 and below 1" in refused(*RUN, "--spread", spread)
+
+
+def test_uneven_experts_are_as_measured_or_as_of_even_choices() -> None:
+    run = ("predict", "--model", "mixtral-8x7b", "--system", "dgx_h100", "--plan.dp", "8", "--plan.ep", "8")
+    run += ("--train.global-batch", "64", "--train.microbatch", "1")
+    plain, measured = document(call(*run, "--json").output), ("--imbalance", "1.1", "1.2", "1.7")
+    of = plain["steps_of_uneven_experts"]
+    assert of["p50"] == pytest.approx(plain["seconds"])
+    assert of["p10"] < of["p50"] < of["p90"] < 1.001 * of["p10"]
+    found, one = (document(call(*run, *more, "--json").output) for more in (measured, ("--imbalance", "1.2")))
+    of = found["steps_of_uneven_experts"]
+    assert plain["seconds"] < of["p10"] < of["p50"] == one["seconds"] == found["seconds"] < of["p90"]
+    assert "steps of uneven experts" in call(*run, *measured).output
+    assert "steps_of_uneven_experts" not in one
+    for wrong in (("0.9",), ("9",), ("1.3", "1.2", "1.4"), ("1.1", "1.2"), ("nan",)):
+        assert "valid: one number, or p10, p50 and p90 that do not fall" in refused(*run, "--imbalance", *wrong)
+    assert "valid with plan.ep above 1" in refused(*RUN, "--imbalance", "1.2")

@@ -27,6 +27,7 @@ NAMES = {
         "405b",
     ],
     "opt": ["175b"],
+    "mixtral": ["8x7b", "8x22b"],
     "nemotron": ["15b", "340b"],
     "frontier": ["1.4b", "22b", "175b", "1t"],
 }
