@@ -96,6 +96,7 @@ def run(arguments: list[str], folder: Path) -> str:
     """Standard output of a command of its own in a folder, which has to end well."""
     command = [sys.executable, "-m", "harness", *arguments]
     environment = {"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "HOME": str(folder)}
+    environment["LMSCALE_TURNS"] = str(folder)  # else it would wait for other trainings on this machine
     done = subprocess.run(command, cwd=folder, env=environment, capture_output=True, text=True, timeout=300)
     assert done.returncode == 0, done.stderr
     return done.stdout
