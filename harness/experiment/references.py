@@ -18,6 +18,7 @@ PAPERS = {
     "nanotron2025": ("nanotron 2025", "nanotron"),
     "internevo2023": ("InternEvo 2023", "internevo"),
     "m6_2021": ("M6-T and M6-10T 2021", "m6-"),
+    "proteins2024": ("Protein models 2024", "cheng et al", "serrano et al"),
     "chinchilla2022": ("Chinchilla 2022", "chinchilla", "hoffmann"),
 }
 """Title of each paper by the folder of its experiments, and lower-case texts that name it in a source."""

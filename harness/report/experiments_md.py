@@ -41,7 +41,7 @@ from harness.records.store import Store
 from harness.terminal import shown, shown_progress
 from impl.cost.memory import memory_of_ranks
 from impl.data.batches import head_positions
-from impl.data.config import SYNTHETIC
+from impl.data.config import EMBEDDED
 from impl.run import Run
 
 WORDS = "; ".join(f"*{word}*: {meaning}" for word, meaning in VERIFIED.items())
@@ -76,7 +76,6 @@ PLANNED = (
         "AxoNN 2023",
         "what its grid sends, weak scaling, time beside Megatron-LM's; `plan.tp3` trains and simulates grids",
     ),
-    ("Protein models", "the compute-optimal slope of models of amino acids (2406.06858, 2411.02142), 25 letters"),
 )
 """Planned experiments: paper, and its tables and figures."""
 AS_PUBLISHED = (
@@ -320,7 +319,7 @@ def _predicted(runs: tuple[Run, ...]) -> int | None:
     A text may be missing here, and the page must not depend on that.
     """
     points = {replace(run, seed=0, repeat=0) for run in runs if run.engine == "native"}
-    if any(not run.model.vocab_size and run.data.dataset != SYNTHETIC for run in points):
+    if any(not run.model.vocab_size and run.data.dataset not in EMBEDDED for run in points):
         return None
     vocabularies = {run: run.model.vocab_size or run.model.vocabulary(tokenizer_size(run)) for run in points}
     ranks = [
