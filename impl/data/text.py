@@ -120,7 +120,7 @@ class Sequences:
         InputError: while reading: a line has another character; names document and line.
     """
 
-    text: TextFile | HubText
+    text: "Text"
 
     @property
     def name(self) -> str:
@@ -138,13 +138,14 @@ class Sequences:
         parts: list[str] = []
         for number, found in enumerate(re.finditer(r"[^\n]*\n?", document), 1):
             line = found[0].strip()
+            line = line.upper() if line.isascii() else line
             if parts and (line.startswith(">") or not is_fasta):
                 yield "".join(parts)
                 parts.clear()
             if line and not (is_fasta and line.startswith(">")):
-                if other := no_amino_acid(line.upper()):
+                if other := no_amino_acid(line):
                     raise InputError(f"{where}, line {number}: {other}")
-                parts.append(line.upper())
+                parts.append(line)
         if parts:
             yield "".join(parts)
 
