@@ -30,9 +30,8 @@ NEAR = Tolerance(
 
 
 KINDS = {"gpt": "causal", "bert": "masked"}
-WIDTHS = (8, 12, 16, 24, 32, 48, 64, 96)
-BUDGETS, SIZES = 4, 5
-"""Budgets, each three times the one before, and sizes trained for each, from one width later."""
+MORE = 4
+"""FLOPs of masked models, and sequences of their steps, over those of causal ones, which predict every token."""
 
 
 @cache
@@ -101,27 +100,33 @@ def none_below_floor(records: Sequence[Record]) -> Evidence | None:
 
 def trained(run: Run, family: str, flops: float, hidden: int, seed: int) -> Run:
     """Return a run of so many FLOPs, 6 for each weight of the layers and token; its rate falls with the width."""
-    model = replace(run.model, family=family, hidden_size=hidden)
-    steps = round(flops / (6 * model.active_weights * run.train.global_batch * model.seq_len))
-    recipe = replace(run.train, steps=steps, lr=RATE / hidden, min_lr=RATE / hidden / 10, warmup_steps=steps // 20)
+    model, more = replace(run.model, family=family, hidden_size=hidden), MORE if family == "bert" else 1
+    batch, each = run.train.global_batch * more, run.train.microbatch * more
+    steps = round(flops * more / (6 * model.active_weights * batch * model.seq_len))
+    recipe = replace(
+        run.train, steps=steps, global_batch=batch, microbatch=each, lr=RATE / hidden, min_lr=RATE / hidden / 10,
+        warmup_steps=steps // 20,
+    )  # fmt: skip
     return replace(run, model=model, train=recipe, seed=seed)
 
 
-def sweep(run: Run, least: float, widths: Sequence[int], budgets: int, sizes: int, seeds: int) -> list[Run]:
-    """Return runs of both kinds: budgets from the least on, and for each so many sizes."""
+def sweep(run: Run, least: float, widths: Sequence[Sequence[int]], seeds: int) -> list[Run]:
+    """Return runs of both kinds, whose widths are given for each budget; a budget is twice the one before."""
     return [
-        trained(run, family, least * 3**i, hidden, seed)
+        trained(run, family, least * 2**i, hidden, seed)
         for seed in range(seeds)
+        for i, own in enumerate(widths)
         for family in KINDS
-        for i in range(budgets)
-        for hidden in widths[i : i + sizes]
+        for hidden in own
     ]
 
 
+SMALL, LARGE = (8, 12, 16, 20, 28), (12, 16, 20, 28, 36)
+"""Hidden sizes for the two smaller budgets and for the two larger ones."""
 RATE = 0.5
 """Learning rate times width: as the best rates of ours/perplexity_by_size, 8e-3 at 64 and 4e-3 at 128."""
 TINY = Run(
-    model=ModelConfig(num_layers=2, hidden_size=16, num_heads=2, seq_len=64, positions="rotary"),
+    model=ModelConfig(num_layers=2, hidden_size=16, num_heads=2, seq_len=32, positions="rotary"),
     data=DataConfig(dataset=PROTEINS), train=Recipe(global_batch=16, microbatch=16),
     evaluation=EvaluationConfig(sequences=0),
 )  # fmt: skip
@@ -166,13 +171,14 @@ EXPERIMENT = Experiment(
         "smoke": "1 min, 2 CPU cores", "small": "30 min, 2 CPU cores with `--jobs 2`",
         "paper": "weeks, 8 GPUs with 80 GB",
     },
-    deviations="Sequences are synthetic, of 512 families, 50 amino acids each; models have two layers far "
-    "fewer weights than Cheng's. Heads and attention's products, a large part of what such models do, are "
-    "not counted in FLOPs, as the authors do not count them. Masked models also learn whether their two halves belong "
-    "together, as BERT does. Rates follow the width and are not searched.",
+    deviations="Sequences are synthetic, of 512 families, 24 amino acids each; models have two layers and a "
+    "thousandth of Cheng's weights or fewer. Heads and attention's products, a large part of what such models do, are not counted in "
+    "FLOPs, as the authors do not count them. Masked models have budgets and batches four times as large, as they "
+    "predict an eighth of the tokens; they also learn whether their two halves belong together, as BERT does. Rates "
+    "follow the width and are not searched.",
     runs={
-        "smoke": sweep(TINY, 1e9, WIDTHS, 2, 3, 1),
-        "small": sweep(TINY, 3e10, WIDTHS, BUDGETS, SIZES, 2),
-        "paper": sweep(GPU, 3e18, (256, 384, 512, 768, 1024, 1536, 2048, 3072), BUDGETS, SIZES, 2),
+        "smoke": sweep(TINY, 1e9, [SMALL[:3]] * 2, 1),
+        "small": sweep(TINY, 5e9, [SMALL, SMALL, LARGE, LARGE], 2),
+        "paper": sweep(GPU, 1e19, [(256, 384, 512, 640, 768)] * 2 + [(384, 512, 640, 768, 1024)] * 2, 2),
     },
 )  # fmt: skip

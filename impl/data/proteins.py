@@ -1,8 +1,8 @@
 """Synthetic protein families, with a computable floor of every loss on their sequences.
 
-A family is an ancestor, amino acids drawn by their frequencies in proteins; families are as common as Zipf's law has
-words. A sequence is its ancestor with some amino acids exchanged, independently, as BLOSUM62 finds it among relatives.
-All sequences are equally long. So the probability of a sequence is a mixture over families that is summed exactly, and
+A family is an ancestor, amino acids drawn by their frequencies in proteins; a power of its rank says how common it is.
+A sequence is its ancestor with some amino acids exchanged, independently, as BLOSUM62 finds them among relatives. All
+sequences are equally long. So the probability of a sequence is a mixture over families that is summed exactly, and
 that of an amino acid in a known family, whatever stands around it, bounds every prediction.
 """
 
@@ -22,6 +22,8 @@ from impl.data.writing import new_token_folder
 from impl.fields import CHECKED
 from impl.seeding import derive
 
+COMMONNESS = 1.5
+"""Families are as common as their rank to the power of minus this."""
 KINDS = 20
 """Standard amino acids, the first ones of `AMINO_ACIDS`; the others are not drawn."""
 FREQUENCIES = (
@@ -61,12 +63,12 @@ class ProteinConfig:
 
     seed: int = 0
     families: int = Field(default=512, ge=1, le=2**16)
-    length: int = Field(default=50, ge=1, le=2**12)
+    length: int = Field(default=24, ge=1, le=2**12)
     """Amino acids of every sequence."""
-    exchanged: float = Field(default=0.25, gt=0, le=1)
+    exchanged: float = Field(default=0.1, gt=0, le=1)
     """Share of them that BLOSUM62 exchanges, often for themselves."""
-    train_sequences: int = Field(default=160_000, ge=1)
-    valid_sequences: int = Field(default=2_000, ge=2)
+    train_sequences: int = Field(default=400_000, ge=1)
+    valid_sequences: int = Field(default=4_000, ge=2)
 
 
 @plain_dataclass(frozen=True)
@@ -117,10 +119,10 @@ def make_families(config: ProteinConfig) -> Families:
     odds = 2.0 ** ((scores + np.tril(scores, -1).T) / 2)
     exchanges = odds * background / (odds @ background)[:, None]
     draw = uniforms(derive(config.seed, "proteins", "ancestors"), config.families * config.length)
-    zipf = 1.0 / np.arange(1, config.families + 1)
+    common = np.arange(1, config.families + 1) ** -COMMONNESS
     return Families(
         ancestors=inverse_cdf(background, draw).reshape(config.families, config.length),
-        shares=zipf / zipf.sum(),
+        shares=common / common.sum(),
         copies=(1 - config.exchanged) * np.eye(KINDS) + config.exchanged * exchanges,
     )
 
