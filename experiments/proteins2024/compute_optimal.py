@@ -171,9 +171,9 @@ EXPERIMENT = Experiment(
         "smoke": "1 min, 2 CPU cores", "small": "30 min, 2 CPU cores with `--jobs 2`",
         "paper": "weeks, 8 GPUs with 80 GB",
     },
-    deviations="Sequences are synthetic, of 512 families, 24 amino acids each; models have two layers and a "
-    "thousandth of Cheng's weights or fewer. Heads and attention's products, a large part of what such models do, are not counted in "
-    "FLOPs, as the authors do not count them. Masked models have budgets and batches four times as large, as they "
+    deviations="Sequences are synthetic, of 512 families, 24 amino acids each; models have two layers and a thousandth "
+    "of Cheng's weights or fewer. Heads and attention's products, a large part of what such models do, are not counted "
+    "in FLOPs, as the authors do not count them. Masked models have budgets and batches four times as large, as they "
     "predict an eighth of the tokens; they also learn whether their two halves belong together, as BERT does. Rates "
     "follow the width and are not searched.",
     runs={
