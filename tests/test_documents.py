@@ -268,6 +268,7 @@ def write_text(folder: Path) -> None:
     text = "the cat sat on the mat and looked at the rain; " * 200
     (folder / "corpus.txt").write_text(text)
     (folder / "held_out.txt").write_text(text[:2000])
+    (folder / "proteins.fasta").write_text(">one\nMKTAYIAK\nQRQ\n" * 50)
     documents = '{"text": "one document"}\n' * 50
     (folder / "corpus.jsonl").write_text(documents)
     for split in ("train", "valid"):

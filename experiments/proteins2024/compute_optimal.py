@@ -143,7 +143,7 @@ SHOWN = (
     Column(key="loss", header="loss", unit="nats a token", of=lambda one: one.estimate(last_loss)), RUNS,
 )  # fmt: skip
 EXPERIMENT = Experiment(
-    source="Cheng et al. 2024, section on IsoFLOP profiles; Serrano et al. 2024, abstract",
+    source="Cheng et al. 2024 (2411.02142), section on IsoFLOP profiles; Serrano et al. 2024 (2406.07249), abstract",
     expectation="both kinds' best sizes grow with about 0.6 and 0.75 as power of compute, masked ones' faster",
     claims=(
         Claim(

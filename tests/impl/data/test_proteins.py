@@ -8,9 +8,13 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from harness.launch.preflight import Datasets, summary
+from harness.predict.memory import tokenizer_size
+from impl.data.config import PROTEINS, DataConfig
 from impl.data.proteins import BLOSUM62, FREQUENCIES, KINDS, Families, ProteinConfig, make_families, write_proteins
 from impl.data.tokenizer import AMINO_ACIDS
 from impl.data.tokens import TokenFolder
+from impl.run import Run
 
 TINY = Families(
     ancestors=np.array([[0, 1, 1], [1, 0, 0], [0, 0, 1]]),
@@ -109,3 +113,19 @@ def test_the_default_families_stay_the_same(tmp_path: Path) -> None:
     assert manifest.entropy is not None
     assert manifest.entropy.valid_nats_per_token == pytest.approx(0.5285802639, abs=1e-9)
     assert manifest.valid.sha256.startswith("29f7d19ad4fd4e09")
+
+
+def test_runs_find_the_embedded_families_and_write_them_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    small = ProteinConfig(families=3, length=10, train_sequences=50, valid_sequences=20)
+    monkeypatch.setattr("harness.launch.preflight.ProteinConfig", lambda: small)
+    first = Datasets(tmp_path).open(PROTEINS)
+    assert (first.manifest.tokenizer, first.manifest.train.tokens) == ("amino", 550)
+    written = (first.path / "train.bin").stat().st_mtime_ns
+    assert Datasets(tmp_path).open(PROTEINS).sha256 == first.sha256
+    assert (first.path / "train.bin").stat().st_mtime_ns == written
+    other = ProteinConfig(families=3, length=10, train_sequences=50, valid_sequences=20, exchanged=0.5)
+    monkeypatch.setattr("harness.launch.preflight.ProteinConfig", lambda: other)
+    assert Datasets(tmp_path).open(PROTEINS).sha256 != first.sha256, "constants that have changed make another language"
+    assert summary(first, PROTEINS)["name"] == PROTEINS
+    run = Run(data=DataConfig(dataset=PROTEINS))
+    assert tokenizer_size(run) == 26
