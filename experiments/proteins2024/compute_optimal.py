@@ -14,8 +14,8 @@ from functools import cache
 from experiments.m6_2021 import last_loss
 from harness.analysis.isoflop import Profile, budget, exponent, profiles
 from harness.experiment.kit import (
-    RUNS, Claim, Column, DataConfig, Estimate, EvaluationConfig, Evidence, Experiment, ModelConfig, Plan, Recipe,
-    Record, Run, Tolerance, about, near, of_run, points, published, size_name, table_of, tally,
+    RUNS, Claim, Column, DataConfig, Estimate, EvaluationConfig, Evidence, Experiment, ModelConfig, Plan, Point,
+    Recipe, Record, Run, Tolerance, about, near, of_run, points, published, size_name, table_of, tally,
 )  # fmt: skip
 from harness.experiment.loss_by_size import tokens
 from harness.figures.isoflop import isoflop
@@ -52,22 +52,27 @@ def grown(records: Sequence[Record]) -> dict[str, Estimate]:
     return {one: exponent(of) for one, of in by_kind(records).items()}
 
 
-def said(**found: Estimate) -> str:
-    wide = lambda one: "" if one.half_width is None else f" ± {one.half_width:.2f}"
-    return ", ".join(f"{name} {one.mean:.2f}{wide(one)} ({one.n} best sizes)" for name, one in found.items())
+def said(records: Sequence[Record], *kinds: str) -> str:
+    """Return the exponents of these kinds in words, each with the sizes that it rests on."""
+    parts = []
+    for one in kinds:
+        found, best = grown(records)[one], [of.best for of in by_kind(records)[one] if not math.isnan(of.best)]
+        wide = "" if found.half_width is None else f" ± {found.half_width:.2f}"
+        sizes = f", {size_name(round(min(best)))} to {size_name(round(max(best)))}" if best else ""
+        parts.append(f"{one} {found.mean:.2f}{wide} ({len(best)} best sizes{sizes})")
+    return ", ".join(parts)
 
 
 def masked_grow_faster(records: Sequence[Record]) -> Evidence | None:
     found = grown(records)
-    return tally([found["masked"] - found["causal"]], "", said(**found))
+    return tally([found["masked"] - found["causal"]], "", said(records, "masked", "causal"))
 
 
 def as_published(one: str, quantity: str) -> Claim:
     """Return the claim that a kind's exponent is the published one."""
 
     def check(records: Sequence[Record]) -> Evidence | None:
-        found = grown(records)[one]
-        return tally([near(found, number(quantity), NEAR)], "", said(**{one: found}))
+        return tally([near(grown(records)[one], number(quantity), NEAR)], "", said(records, one))
 
     text = f"the best size of {one} models grows with compute to the published power, to 0.1"
     where, printed = published("proteins2024", quantity)[["where", "value"]].iloc[0]
@@ -78,7 +83,7 @@ def nearer_to_cheng(records: Sequence[Record]) -> Evidence | None:
     """Judge whether masked models' exponent is above the middle of the two papers' numbers."""
     found = grown(records)["masked"]
     border = (number("parabola_exponent_masked") + number("serrano_exponent")) / 2
-    return tally([found - border], "", f"{said(masked=found)}, middle {border:.2f}")
+    return tally([found - border], "", f"{said(records, 'masked')}, middle {border:.2f}")
 
 
 def none_below_floor(records: Sequence[Record]) -> Evidence | None:
@@ -133,6 +138,13 @@ GPU = replace(
     plan=Plan(dp=8), precision="bf16", data=DataConfig(dataset="data/uniref50-amino"),
     train=Recipe(global_batch=512, microbatch=16, weight_decay=0.1),
 )  # fmt: skip
+
+
+def by_budget(records: Sequence[Record]) -> list[Point]:
+    place = lambda one: (kind(one.run), budget(one.records[0]), one.run.model.active_weights)
+    return sorted(points(records, last_loss), key=place)
+
+
 SHOWN = (
     of_run("kind", "model", kind, text=True),
     Column(key="flops", header="FLOPs", of=lambda one: f"{budget(one.records[0]):.1e}", text=True),
@@ -159,7 +171,7 @@ EXPERIMENT = Experiment(
         ),
     ),
     table=table_of(
-        "compute_optimal", "Losses at equal FLOPs", SHOWN, lambda records: points(records, last_loss), [
+        "compute_optimal", "Losses at equal FLOPs", SHOWN, by_budget, [
             "Weights: those of the layers' matrices, N; FLOPs: 6 N D for D tokens. The exponents of best sizes are in "
             "the claims; ± is the half-width of the 95% t-interval over the seeds."
         ], is_timed=False,

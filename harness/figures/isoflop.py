@@ -8,6 +8,7 @@ import numpy as np
 
 from harness.analysis.isoflop import Profile, exponent
 from harness.figures.style import COLOURS, MARKERS, legend, line, mark, panels
+from harness.records.measures import size_name
 
 
 def isoflop(found: Mapping[str, Sequence[Profile]], title: str) -> Any:
@@ -23,6 +24,9 @@ def isoflop(found: Mapping[str, Sequence[Profile]], title: str) -> Any:
         for one in of:
             _profile(ax, one, COLOURS[budgets.index(one.flops) % len(COLOURS)])
         ax.set(title=f"{name} models", xlabel="weights of the layers, N", ylabel="nats a token", xscale="log")
+        sizes = sorted({size for one in of for size in one.sizes})
+        ax.set_xticks(sizes, [size_name(round(size)) for size in sizes])
+        ax.minorticks_off()
     for i, (name, of) in enumerate(found.items()):
         best = [(one.flops, one.best) for one in of if not math.isnan(one.best)]
         power = exponent(of).mean
@@ -34,6 +38,11 @@ def isoflop(found: Mapping[str, Sequence[Profile]], title: str) -> Any:
             last.plot(ends, middle * ends**power, color=mark(i)["color"], label=f"{name}, power {power:.2f}")
             last.legend()
     last.set(title="best size", xlabel="training FLOPs, 6 N D", ylabel="N", xscale="log", yscale="log")
+    last.set_xticks(budgets, [f"{flops:.0e}" for flops in budgets], rotation=30)
+    low, high = last.get_ylim()
+    ticks = [tick for tick in {size for of in found.values() for one in of for size in one.sizes} if low < tick < high]
+    last.set_yticks(ticks, [size_name(round(tick)) for tick in ticks])
+    last.minorticks_off()
     named = [line(f"{flops:.1e} FLOPs", COLOURS[i % len(COLOURS)]) for i, flops in enumerate(budgets)]
     legend(figure, [*named, line("best size of a seed", linestyle="", marker="*", markersize=10)])
     figure.suptitle(title)
