@@ -185,7 +185,7 @@ EXPERIMENT = Experiment(
     "of Cheng's weights or fewer. Heads and attention's products, a large part of what such models do, are not counted "
     "in FLOPs, as the authors do not count them. Masked models have eight times the budgets, as they "
     "predict an eighth of the tokens; they also learn whether their two halves belong together, as BERT does. Rates "
-    "follow the width: the causal ones are those of ours/perplexity_by_size, 8e-3 at 64; from these few masked models "
+    "follow the width: the causal ones are those of ours/perplexity_by_size, 8e-3 at 64; at these few masked models "
     "learned anything, so that theirs were tried.",
     runs={
         "smoke": sweep(TINY, 1e9, [SMALL[:3]] * 2, 1),

@@ -34,7 +34,7 @@ def isoflop(found: Mapping[str, Sequence[Profile]], title: str) -> Any:
             flops, sizes = np.array(best).T
             last.plot(flops, sizes, linestyle="", **mark(i))
             middle = np.exp(np.log(sizes).mean() - power * np.log(flops).mean())
-            ends = np.array([min(budgets), max(budgets)])
+            ends = np.array([flops.min(), flops.max()])
             last.plot(ends, middle * ends**power, color=mark(i)["color"], label=f"{name}, power {power:.2f}")
             last.legend()
     last.set(title="best size", xlabel="training FLOPs, 6 N D", ylabel="N", xscale="log", yscale="log")
