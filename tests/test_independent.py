@@ -240,8 +240,9 @@ def best_sizes(family: str) -> tuple[list[float], list[float]]:
         found.setdefault((round(math.log2(flops / 1e10)), one["config"]["seed"]), []).append((math.log(n), loss))
     x, y = [], []
     for (doubled, _), profile in sorted(found.items()):
-        curvature, tilt, _ = np.polyfit(*zip(*profile, strict=True), 2)
-        if curvature > 0 and min(profile)[0] <= -tilt / 2 / curvature <= max(profile)[0]:
+        sizes, losses = zip(*profile, strict=True)
+        curvature, tilt, _ = np.polyfit(sizes, losses, 2)
+        if curvature > 0 and min(sizes) <= -tilt / 2 / curvature <= max(sizes):
             x, y = [*x, doubled * math.log(2)], [*y, float(-tilt / 2 / curvature)]
     return x, y
 
