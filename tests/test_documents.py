@@ -26,7 +26,7 @@ from harness.experiment.loading import experiment_ids, load
 from harness.experiment.published import FOLDER
 from harness.launch.texts import KNOWN
 from harness.records.store import Store
-from impl.data.config import SYNTHETIC
+from impl.data.config import EMBEDDED
 from impl.data.tokenizer import END_OF_TEXT
 from impl.model.norm_placement import PLACEMENTS
 from impl.pipeline.schedule import Schedule
@@ -269,6 +269,7 @@ def write_text(folder: Path) -> None:
     text = "the cat sat on the mat and looked at the rain; " * 200
     (folder / "corpus.txt").write_text(text)
     (folder / "held_out.txt").write_text(text[:2000])
+    (folder / "proteins.fasta").write_text(">one\nMKTAYIAK\nQRQ\n" * 50)
     documents = '{"text": "one document"}\n' * 50
     (folder / "corpus.jsonl").write_text(documents)
     for split in ("train", "valid"):
@@ -280,7 +281,7 @@ def write_text(folder: Path) -> None:
 
 def test_token_folders_that_runs_ask_for_are_prepared_somewhere() -> None:
     asked = {run.data.dataset for name in experiment_ids() for tier in TIERS[:2] for run in load(name).runs[tier]}
-    assert asked - {SYNTHETIC} <= {option(command, "--out") for command in commands("prepare")}
+    assert asked - {*EMBEDDED} <= {option(command, "--out") for command in commands("prepare")}
 
 
 def test_every_text_that_experiments_name_is_in_the_table_of_texts() -> None:
@@ -291,7 +292,7 @@ def test_every_text_that_experiments_name_is_in_the_table_of_texts() -> None:
     # `paper` names texts that no record here is of
     runs = [run for name in experiment_ids() for tier in TIERS[:2] for run in load(name).runs[tier]]
     asked = {path for run in runs for path in (run.data.dataset, *run.evaluation.texts, run.evaluation.lambada)}
-    assert asked - {SYNTHETIC, None} == set(KNOWN)
+    assert asked - {*EMBEDDED, None} == set(KNOWN)
     records = Store(ROOT / "results", "megatron2019/layernorm_placement", "small").records()
     assert {record.resolved.data and record.resolved.data.sha256 for record in records} == {
         KNOWN["data/books-byte"].sha256

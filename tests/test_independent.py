@@ -9,6 +9,7 @@ from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 from scipy import stats
 
@@ -228,6 +229,24 @@ def of_experts(**wanted: object) -> dict[int, float]:
     return loss_by_seed("m6_2021/prototyping", **{f"model__{name}": value for name, value in (model | wanted).items()})
 
 
+def best_sizes(family: str) -> tuple[list[float], list[float]]:
+    """Return logarithms of FLOPs, 6 N D, and of parabolas' lowest points in log N, N = 24 h^2, by budget and seed."""
+    found: dict[tuple[int, int], list[tuple[float, float]]] = {}
+    for one in records("proteins2024/compute_optimal", model__family=family):
+        model, train = one["config"]["model"], one["config"]["train"]
+        n = 24 * model["hidden_size"] ** 2
+        flops = 6 * n * train["steps"] * train["global_batch"] * model["seq_len"]
+        loss = last(one, "valid")["nats"] / last(one, "valid")["tokens"]
+        found.setdefault((round(math.log2(flops / 1e10)), one["config"]["seed"]), []).append((math.log(n), loss))
+    x, y = [], []
+    for (doubled, _), profile in sorted(found.items()):
+        sizes, losses = zip(*profile, strict=True)
+        curvature, tilt, _ = np.polyfit(sizes, losses, 2)
+        if curvature > 0 and min(sizes) <= -tilt / 2 / curvature <= max(sizes):
+            x, y = [*x, doubled * math.log(2)], [*y, float(-tilt / 2 / curvature)]
+    return x, y
+
+
 SURE: dict[tuple[str, str], Callable[[], list[float]]] = {
     ("m6_2021/prototyping", "two experts a token end lower than one"): lambda: lower(
         of_experts(experts_per_token=2), of_experts()
@@ -284,3 +303,14 @@ def test_a_direction_that_is_reproduced_is_not_chance(claim: tuple[str, str]) ->
 def test_a_direction_that_is_open_is_not_sure() -> None:
     plain, divided = by("plan__zero_stage", "zero2019/data_parallel_only", model__hidden_size=256)
     assert min(greater(divided, plain), greater(plain, divided)) > 0.025
+
+
+def test_powers_of_best_sizes_are_those_of_the_claims() -> None:
+    """Best sizes that grow as fast with masks as without, to the last digit that is said."""
+    with open(RESULTS / "proteins2024/compute_optimal/small/tables/claims.csv", newline="") as file:
+        said = " ".join(row["numbers"] for row in csv.DictReader(file))
+    for family, name in (("gpt", "causal"), ("bert", "masked")):
+        x, y = best_sizes(family)
+        found: Any = stats.linregress(x, y)
+        wide = stats.t.ppf(0.975, len(x) - 2) * found.stderr
+        assert f"{name} {found.slope:.2f} ± {wide:.2f} ({len(x)} best sizes" in said

@@ -301,7 +301,7 @@ def prepare(
 
     Args:
         text: A text file, a .jsonl file (.gz, .xz) with a `text` field, a folder of such, or hf:NAME from the hub.
-        tokenizer: byte, gpt2:VOCAB,MERGES (files), or bpe:VOCAB_SIZE (trained on the text).
+        tokenizer: byte, amino (of FASTA, or a protein a line), gpt2:VOCAB,MERGES (files), bpe:SIZE (trained on it).
         out: The folder to write.
         valid: Text to validate on; without it the tail of the training text is kept apart.
         valid_fraction: How much of the text that tail is.

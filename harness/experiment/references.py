@@ -19,6 +19,7 @@ PAPERS = {
     "internevo2023": ("InternEvo 2023", "internevo"),
     "axonn2023": ("AxoNN 2023", "axonn"),
     "m6_2021": ("M6-T and M6-10T 2021", "m6-"),
+    "proteins2024": ("Protein models 2024", "cheng et al", "serrano et al"),
     "chinchilla2022": ("Chinchilla 2022", "chinchilla", "hoffmann"),
 }
 """Title of each paper by the folder of its experiments, and lower-case texts that name it in a source."""

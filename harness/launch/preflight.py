@@ -12,7 +12,8 @@ from harness.launch.slurm import Site
 from harness.predict.memory import gpu_memory, in_one_line, predicted
 from harness.records.store import Document
 from harness.terminal import shown
-from impl.data.config import SYNTHETIC
+from impl.data.config import EMBEDDED, SYNTHETIC
+from impl.data.proteins import ProteinConfig, make_families, write_proteins
 from impl.data.race import why_no_race
 from impl.data.synthetic import SyntheticConfig, make_source, write_synthetic
 from impl.data.tokens import SPLITS, TokenFolder
@@ -35,33 +36,41 @@ class Datasets:
         self._opened: dict[str, TokenFolder] = {}
 
     def open(self, dataset: str) -> TokenFolder:
-        """Return a folder's tokens; the embedded synthetic language is written on first use.
+        """Return a folder's tokens; the embedded synthetic ones are written on first use.
 
         Raises:
             InputError: missing, damaged, or not a token folder.
             OSError: the language cannot be written.
         """
         if dataset not in self._opened:
-            path = self._synthetic() if dataset == SYNTHETIC else Path(dataset)
+            path = self._embedded(dataset) if dataset in EMBEDDED else Path(dataset)
             self._opened[dataset] = TokenFolder.open(path, verify=True)
         return self._opened[dataset]
 
     def keep_in(self, cache: Path) -> None:
-        """Use another folder for the embedded language; other folders that are open stay open."""
+        """Use another folder for the embedded languages; other folders that are open stay open."""
         if cache != self.cache:
             self.cache = cache
-            self._opened.pop(SYNTHETIC, None)
+            for dataset in EMBEDDED:
+                self._opened.pop(dataset, None)
 
-    def _synthetic(self) -> Path:
-        config = SyntheticConfig()
-        folder = (self.cache / f"seed-{config.seed}").resolve()
+    def _embedded(self, dataset: str) -> Path:
+        if dataset == SYNTHETIC:
+            config = SyntheticConfig()
+            name, rate = f"seed-{config.seed}", make_source(config).nats_per_letter
+            write = lambda folder: write_synthetic(folder, config)
+        else:
+            families = ProteinConfig()
+            name, rate = f"proteins-seed-{families.seed}", make_families(families).nats_per_token
+            write = lambda folder: write_proteins(folder, families)
+        folder = (self.cache / name).resolve()
         try:
             written = TokenFolder.open(folder, verify=True).manifest.entropy
         except InputError:
             written = None
         # a language whose constants have changed since is another one, under the same seed
-        if written is None or abs(written.nats_per_token - make_source(config).nats_per_letter) > 1e-9:
-            write_synthetic(folder, config)
+        if written is None or abs(written.nats_per_token - rate) > 1e-9:
+            write(folder)
         return folder
 
 
@@ -74,7 +83,7 @@ def summary(data: TokenFolder, dataset: str) -> Document:
         valid = {"nats_per_token": entropy.valid_nats_per_token, "standard_error": entropy.valid_standard_error}
         rates |= {"valid": valid}
     return {
-        "name": dataset if dataset == SYNTHETIC else Path(dataset).name,
+        "name": dataset if dataset in EMBEDDED else Path(dataset).name,
         "sha256": data.sha256,
         "tokenizer": manifest.tokenizer,
         "tokenizer_sha256": manifest.tokenizer_sha256,

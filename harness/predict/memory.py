@@ -15,8 +15,8 @@ from harness.terminal import UNITS, Flag, console, parse_bytes, print_json, show
 from impl.cost.memory import Memory, memory_of_ranks
 from impl.cost.parameters import count_parameters
 from impl.data.batches import head_positions
-from impl.data.config import SYNTHETIC
-from impl.data.tokenizer import ByteTokenizer
+from impl.data.config import EMBEDDED, SYNTHETIC
+from impl.data.tokenizer import AminoTokenizer, ByteTokenizer
 from impl.data.tokens import TokenFolder
 from impl.errors import InputError
 from impl.run import Run
@@ -81,8 +81,8 @@ def predicted(run: Run, tokenizer_tokens: int, device: str) -> list[Memory]:
 
 def tokenizer_size(run: Run) -> int:
     """Return the number of tokens of the run's tokenizer."""
-    if run.data.dataset == SYNTHETIC:
-        return ByteTokenizer.vocab_size
+    if run.data.dataset in EMBEDDED:
+        return (ByteTokenizer if run.data.dataset == SYNTHETIC else AminoTokenizer).vocab_size
     return TokenFolder.open(Path(run.data.dataset)).manifest.vocab_size
 
 

@@ -41,7 +41,7 @@ from harness.records.store import Store
 from harness.terminal import shown, shown_progress
 from impl.cost.memory import memory_of_ranks
 from impl.data.batches import head_positions
-from impl.data.config import SYNTHETIC
+from impl.data.config import EMBEDDED
 from impl.run import Run
 
 WORDS = "; ".join(f"*{word}*: {meaning}" for word, meaning in VERIFIED.items())
@@ -72,7 +72,6 @@ links to.
 """
 PLANNED = (
     ("Megatron-LM 2019", "fine-tuning on MNLI, QQP and SQuAD (the rest of table 5)"),
-    ("Protein models", "the compute-optimal slope of models of amino acids (2406.06858, 2411.02142), 25 letters"),
 )
 """Planned experiments: paper, and its tables and figures."""
 AS_PUBLISHED = (
@@ -316,7 +315,7 @@ def _predicted(runs: tuple[Run, ...]) -> int | None:
     A text may be missing here, and the page must not depend on that.
     """
     points = {replace(run, seed=0, repeat=0) for run in runs if run.engine == "native"}
-    if any(not run.model.vocab_size and run.data.dataset != SYNTHETIC for run in points):
+    if any(not run.model.vocab_size and run.data.dataset not in EMBEDDED for run in points):
         return None
     vocabularies = {run: run.model.vocab_size or run.model.vocabulary(tokenizer_size(run)) for run in points}
     ranks = [

@@ -1,4 +1,4 @@
-"""Make the tokenizer that a specification names: bytes, GPT-2's from its files, or a byte-pair encoding of a text."""
+"""Make the tokenizer that a specification names: bytes, amino acids, GPT-2's, or a byte-pair encoding of a text."""
 
 import json
 from collections.abc import Callable, Iterable
@@ -8,11 +8,11 @@ from typing import NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from impl.data.tokenizer import END_OF_TEXT, BytePairTokenizer, ByteTokenizer, Tokenizer
+from impl.data.tokenizer import END_OF_TEXT, AminoTokenizer, BytePairTokenizer, ByteTokenizer, Tokenizer
 from impl.errors import InputError, in_one_line
 from impl.files import read_bytes, read_text
 
-VALID_SPECS = "byte, gpt2:VOCAB,MERGES (GPT-2's encoder.json and vocab.bpe), bpe:VOCAB_SIZE"
+VALID_SPECS = "byte, amino, gpt2:VOCAB,MERGES (GPT-2's encoder.json and vocab.bpe), bpe:VOCAB_SIZE"
 SMALLEST_BPE = 257
 LARGEST_BPE = 2**20
 LONGEST_WORD = 2**13
@@ -27,10 +27,12 @@ class TokenizerSpec(NamedTuple):
 
     build: Callable[..., Tokenizer]
     is_trained: bool = False
+    of_sequences: bool = False
+    """Whether a document is one sequence of amino acids."""
 
 
 def parse(spec: str) -> TokenizerSpec:
-    """Parse `byte`, `gpt2:VOCAB,MERGES` or `bpe:VOCAB_SIZE`.
+    """Parse `byte`, `amino`, `gpt2:VOCAB,MERGES` or `bpe:VOCAB_SIZE`.
 
     Raises:
         InputError: another kind, a missing file, or a vocabulary size out of range.
@@ -38,6 +40,8 @@ def parse(spec: str) -> TokenizerSpec:
     kind, _, value = spec.partition(":")
     if spec == "byte":
         return TokenizerSpec(lambda texts=(): ByteTokenizer())
+    if spec == "amino":
+        return TokenizerSpec(lambda texts=(): AminoTokenizer(), of_sequences=True)
     if kind == "gpt2" and value.count(",") == 1 and all(value.split(",")):
         vocab, merges = (Path(part) for part in value.split(","))
         for path in (vocab, merges):

@@ -9,7 +9,7 @@ from typing import Literal
 import numpy as np
 
 from impl.data.make_tokenizer import parse
-from impl.data.text import Text, open_texts
+from impl.data.text import Sequences, Text, open_texts
 from impl.data.tokenizer import Tokenizer
 from impl.data.tokens import SPLITS, Manifest, SourceText, SplitName
 from impl.data.writing import SplitWriter, check_replaceable, new_token_folder
@@ -47,11 +47,12 @@ def prepare(
     check_replaceable(out)
     if not 0.0 < valid_fraction <= 0.5:
         raise InputError(f"validation fraction {valid_fraction} is out of range; valid: above 0, at most 0.5")
-    texts = open_texts(text)
+    opened = lambda path: [Sequences(one) if spec.of_sequences else one for one in open_texts(path)]
+    texts = opened(text)
     if valid is None:
         rule, documents, sources = f"tail:{valid_fraction}", _tail_split(texts, valid_fraction), _sources(texts, "both")
     else:
-        valid_texts = open_texts(valid)
+        valid_texts = opened(valid)
         rule, documents = "file", partial(_given_split, texts, valid_texts)
         sources = [*_sources(texts, "train"), *_sources(valid_texts, "valid")]
     sizes = _check_sizes(documents, text, valid)

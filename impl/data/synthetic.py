@@ -60,7 +60,7 @@ class Source:
     @property
     def nats_per_word(self) -> float:
         """Entropy rate: of the next class given this one, plus of the word given its class."""
-        return float(self.stationary @ (_entropy(self.transitions) + _entropy(self.emissions)))
+        return float(self.stationary @ (row_entropy(self.transitions) + row_entropy(self.emissions)))
 
     @property
     def letters_per_word(self) -> float:
@@ -74,17 +74,17 @@ class Source:
 
     def sample(self, seed: int, words: int) -> np.ndarray:
         """Return one stationary chain of word numbers."""
-        draw = _uniforms(seed, 2 * words)
+        draw = uniforms(seed, 2 * words)
         first, moves, choices = draw[:1], draw[1:words], draw[words:]
-        start = int(_inverse_cdf(self.stationary, first)[0])
+        start = int(inverse_cdf(self.stationary, first)[0])
         # of each class, in turn; bytes, since numbers as Python's own take longer to make than to be used
-        successors = np.stack([_inverse_cdf(row, moves).astype(np.uint8) for row in self.transitions], axis=1).tobytes()
+        successors = np.stack([inverse_cdf(row, moves).astype(np.uint8) for row in self.transitions], axis=1).tobytes()
         rows = range(0, len(successors), len(self.transitions))
         classes = np.array([*accumulate(rows, lambda state, row: successors[row + state], initial=start)])
         numbers = np.empty(words, np.int64)
         for index, row in enumerate(self.emissions):
             here = classes == index
-            numbers[here] = index * len(row) + _inverse_cdf(row, choices[here])
+            numbers[here] = index * len(row) + inverse_cdf(row, choices[here])
         return numbers
 
     def spell(self, numbers: np.ndarray) -> np.ndarray:
@@ -101,7 +101,7 @@ def make_source(config: SyntheticConfig) -> Source:
     classes, per_class = config.classes, config.words_per_class
     # A few likely successors for each class, in its own order, but never none
     weights = SUCCESSION_DECAY ** np.arange(classes) + SUCCESSION_FLOOR
-    order = _uniforms(derive(config.seed, "language", "order"), classes**2).reshape(classes, classes).argsort(1)
+    order = uniforms(derive(config.seed, "language", "order"), classes**2).reshape(classes, classes).argsort(1)
     zipf = 1.0 / np.arange(1, per_class + 1)
     return Source(
         transitions=weights[order] / weights.sum(),
@@ -155,17 +155,17 @@ def write_synthetic(folder: Path, config: SyntheticConfig) -> Manifest:
         return writer.finish("synthetic", entropy=entropy)
 
 
-def _entropy(rows: np.ndarray) -> np.ndarray:
+def row_entropy(rows: np.ndarray) -> np.ndarray:
     """Return the nats of each row of probabilities, all above zero."""
     return -(rows * np.log(rows)).sum(1)
 
 
-def _uniforms(seed: int, count: int) -> np.ndarray:
+def uniforms(seed: int, count: int) -> np.ndarray:
     """Return numbers in [0, 1), the same in every NumPy version: raw 53 bits of PCG64."""
     return (np.random.PCG64(seed).random_raw(count) >> np.uint64(11)) * 2.0**-53
 
 
-def _inverse_cdf(probabilities: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
+def inverse_cdf(probabilities: np.ndarray, uniforms: np.ndarray) -> np.ndarray:
     return np.searchsorted(np.cumsum(probabilities)[:-1], uniforms, side="right")
 
 
@@ -174,7 +174,7 @@ def _spelling(seed: int, classes: int, per_class: int) -> tuple[bytes, ...]:
     words: dict[bytes, None] = {}
     attempt = 0
     while len(words) < classes * per_class:
-        length, *letters = _uniforms(derive(seed, attempt), LONGEST)
+        length, *letters = uniforms(derive(seed, attempt), LONGEST)
         stem = [int(u * len(LETTERS)) for u in letters[: SHORTEST - 1 + int(length * (LONGEST - SHORTEST + 1))]]
         words[bytes(LETTERS[i] for i in (*stem, len(words) // per_class))] = None
         attempt += 1

@@ -1,8 +1,9 @@
-"""Documents read from files, folders and the hub."""
+"""Documents read from files, folders and the hub, and sequences of amino acids in them."""
 
 import gzip
 import hashlib
 import lzma
+import re
 import zlib
 from collections.abc import Iterator
 from contextlib import nullcontext
@@ -12,6 +13,7 @@ from typing import Any
 
 from pydantic_core import from_json
 
+from impl.data.tokenizer import no_amino_acid
 from impl.errors import InputError, in_one_line
 from impl.files import open_regular
 
@@ -108,7 +110,47 @@ class HubText:
         return (text for text in texts if text and not text.isspace())
 
 
-Text = TextFile | HubText
+@dataclass(frozen=True)
+class Sequences:
+    """Sequences of amino acids in a text, each a document: FASTA's entries, or a line each where no line begins with >.
+
+    Small letters count as capital ones.
+
+    Raises:
+        InputError: while reading: a line has another character; names document and line.
+    """
+
+    text: "Text"
+
+    @property
+    def name(self) -> str:
+        return self.text.name
+
+    def sha256(self) -> str:
+        return self.text.sha256()
+
+    def documents(self) -> Iterator[str]:
+        for number, document in enumerate(self.text.documents(), 1):
+            yield from self._of(document, self.name + (f", document {number}" if number > 1 else ""))
+
+    def _of(self, document: str, where: str) -> Iterator[str]:
+        is_fasta = document.lstrip().startswith(">")
+        parts: list[str] = []
+        for number, found in enumerate(re.finditer(r"[^\n]*\n?", document), 1):
+            line = found[0].strip()
+            line = line.upper() if line.isascii() else line
+            if parts and (line.startswith(">") or not is_fasta):
+                yield "".join(parts)
+                parts.clear()
+            if line and not (is_fasta and line.startswith(">")):
+                if other := no_amino_acid(line):
+                    raise InputError(f"{where}, line {number}: {other}")
+                parts.append(line)
+        if parts:
+            yield "".join(parts)
+
+
+Text = TextFile | HubText | Sequences
 
 
 def _text_of(row: Any, where: str) -> str:

@@ -1,4 +1,4 @@
-"""Text to token ids and back: UTF-8 bytes, or byte-level BPE."""
+"""Text to token ids and back: UTF-8 bytes, amino acids, or byte-level BPE."""
 
 import hashlib
 import json
@@ -15,6 +15,8 @@ from impl.files import read_bytes
 
 END_OF_TEXT = "<|endoftext|>"
 TOKENIZER_FILE = "tokenizer.json"
+AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWYBOUXZ"
+"""One-letter codes (IUPAC-IUB 1983) of the 20 standard amino acids, then of B, O, U, X and Z, rare or not known."""
 
 
 class Tokenizer(ABC):
@@ -60,8 +62,8 @@ class Tokenizer(ABC):
         path = folder / TOKENIZER_FILE
         try:
             content = from_json(read_bytes(path))
-            if content["kind"] == "byte":
-                return ByteTokenizer()
+            if content["kind"] in ("byte", "amino"):
+                return ByteTokenizer() if content["kind"] == "byte" else AminoTokenizer()
             return BytePairTokenizer(content["name"], content["vocab"], [tuple(m) for m in content["merges"]])
         except FileNotFoundError:
             raise InputError(f"{path} is missing; a token folder holds its tokenizer") from None
@@ -87,6 +89,38 @@ class ByteTokenizer(Tokenizer):
 
     def _content(self) -> dict[str, Any]:
         return {"kind": "byte"}
+
+
+class AminoTokenizer(Tokenizer):
+    """Tokenizer of proteins: the ids are the places in `AMINO_ACIDS`; 25 ends a sequence.
+
+    Raises:
+        InputError: while encoding: a character is none of these letters.
+    """
+
+    name = "amino"
+    vocab_size = 26
+    eot = 25
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        place = np.zeros(128, np.uint32)
+        place[[*AMINO_ACIDS.encode()]] = np.arange(len(AMINO_ACIDS))
+        for other in (one for text in texts if (one := no_amino_acid(text))):
+            raise InputError(other)
+        return [place[np.frombuffer(text.encode(), np.uint8)] for text in texts]
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        letters = [*AMINO_ACIDS, END_OF_TEXT]
+        return "".join(letters[i] for i in ids if 0 <= i < len(letters))
+
+    def _content(self) -> dict[str, Any]:
+        return {"kind": "amino"}
+
+
+def no_amino_acid(text: str) -> str | None:
+    """Return in words which character is no amino acid's letter; None if all are."""
+    other = min(set(text).difference(AMINO_ACIDS), default="", key=text.index)
+    return f"{other!r} is no amino acid; valid: {AMINO_ACIDS[:20]}, and B, O, U, X, Z" if other else None
 
 
 class BytePairTokenizer(Tokenizer):

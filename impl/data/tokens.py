@@ -18,7 +18,7 @@ from impl.fields import CHECKED
 from impl.files import read_bytes
 
 MANIFEST_FILE = "manifest.json"
-HOW_TO_MAKE = "make one: lmscale prepare --text FILE|DIR|hf:NAME --tokenizer byte|gpt2:...|bpe:N --out DIR"
+HOW_TO_MAKE = "make one: lmscale prepare --text FILE|DIR|hf:NAME --tokenizer byte|amino|gpt2:...|bpe:N --out DIR"
 
 SplitName = Literal["train", "valid"]
 SPLITS: tuple[SplitName, ...] = ("train", "valid")
@@ -55,13 +55,13 @@ class Entropy:
 
     language: dict[str, Any]
     nats_per_token: float
-    """Exact entropy rate of the source."""
+    """Exact entropy rate of the source; of protein families, a lower bound: that of sequences of known families."""
     nats_per_word: float
     nats_per_byte: float
     valid_nats_per_token: float
     """Code length of the validation text itself under its true source."""
     valid_standard_error: float
-    """Standard error of `valid_nats_per_token` as an estimate of `nats_per_token`."""
+    """Standard error of `valid_nats_per_token` as an estimate of the source's."""
 
 
 @dataclass(frozen=True, kw_only=True, config=CHECKED)

@@ -187,7 +187,7 @@ def test_a_damaged_token_folder_is_told_before_anything_is_written(
         (b" \n \n", "--text TEXT --tokenizer byte", "is empty"),
         (b"abc\n\xff\xfe", "--text TEXT --tokenizer byte", "not UTF-8: byte 4, line 2"),
         (b"one", "--text TEXT --tokenizer byte", "too little text"),
-        (b"some words here", "--text TEXT --tokenizer words", "byte, gpt2:VOCAB,MERGES"),
+        (b"some words here", "--text TEXT --tokenizer words", "byte, amino, gpt2:VOCAB,MERGES"),
         (b"some words here", "--text TEXT --tokenizer bpe:many", "bpe:VOCAB_SIZE"),
         (b"some words here", "--text TEXT --tokenizer bpe:3", "257"),
         (b"some words here", "--text TEXT --tokenizer gpt2:a,b", "no file a"),

@@ -62,6 +62,15 @@ def test_documents_come_back_with_their_counts(tmp_path: Path, tokenizer: str):
     assert str(tmp_path) not in (tmp_path / "out" / "manifest.json").read_text()
 
 
+def test_each_sequence_of_a_fasta_file_is_a_document(tmp_path: Path):
+    fasta = "".join(f">protein {i}\nMKT{'AV' * i}\ngla\n" for i in range(1, 41))
+    prepare(write_text(tmp_path / "a.fasta", fasta), "amino", tmp_path / "out")
+    folder = TokenFolder.open(tmp_path / "out", verify=True)
+    both = documents(folder, "train") + documents(folder, "valid")
+    assert both == [f"MKT{'AV' * i}GLA" for i in range(1, 41)]
+    assert (folder.manifest.valid.documents, folder.manifest.vocab_size) == (2, 26)
+
+
 MANY = [f"document {i}" for i in range(40)]
 FEW = ["one two three four five six seven eight", "nine ten"]
 
@@ -130,6 +139,7 @@ LITTLE = "to leave some for validation; valid: more text, or a validation text o
         ("good.txt", "byte", {"valid": "missing.txt"}, "no file or folder"),
         ("good.txt", "byte", {"valid": "bad.jsonl"}, "bad.jsonl is not UTF-8"),
         ("good.txt", "words", {}, "tokenizer 'words' is unknown"),
+        ("good.txt", "amino", {}, "^good.txt, line 1: ' ' is no amino acid"),
         ("good.txt", "byte", {"valid_fraction": 0.0}, "validation fraction 0.0 is out of range"),
         ("good.txt", "byte", {"valid_fraction": 0.6}, "validation fraction 0.6 is out of range"),
         ("good.txt", "byte", {"valid_fraction": float("nan")}, "validation fraction nan is out of range"),

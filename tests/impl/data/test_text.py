@@ -13,7 +13,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from impl.data.text import TextFile, open_texts
+from impl.data.text import Sequences, TextFile, open_texts
 from impl.errors import InputError
 
 LINES = [{"text": "one\ntwo"}, {"text": "drei ä", "title": "t"}]
@@ -117,3 +117,41 @@ def test_the_hub_gives_rows(monkeypatch: pytest.MonkeyPatch):
     assert list(text.documents()) == list(text.documents()) == ["one\ntwo", "drei ä"]
     assert text.name == "hf:some/name:config"
     assert text.sha256() == hashlib.sha256("one\ntwo\0drei ä\0".encode()).hexdigest()
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (">one protein\nMKTA\nyiak\n\n>two\n>three\nACDBOUXZ", ["MKTAYIAK", "ACDBOUXZ"]),
+        ("\n>one\r\nMK\r\nTA\r\n", ["MKTA"]),
+        ("MKTA\n  \nyiak \n", ["MKTA", "YIAK"]),
+    ],
+    ids=["FASTA", "FASTA of Windows", "lines"],
+)
+def test_sequences_are_documents(tmp_path: Path, content: str, found: list[str]) -> None:
+    (tmp_path / "a.fasta").write_bytes(content.encode())
+    (tmp_path / "a.txt.gz").write_bytes(gzip.compress(content.encode()))
+    for name in ("a.fasta", "a.txt.gz"):
+        [text] = map(Sequences, open_texts(str(tmp_path / name)))
+        assert list(text.documents()) == found
+        assert (text.name, text.sha256()) == (name, open_texts(str(tmp_path / name))[0].sha256())
+
+
+@pytest.mark.parametrize(
+    ("name", "content", "message"),
+    [
+        (
+            "a.fasta",
+            ">one J\nMK\n\nTA*\n",
+            r"a\.fasta, line 4: '\*' is no amino acid; valid: ACD.*, and B, O, U, X, Z$",
+        ),
+        ("a.txt", "MK\nMJ-\n>x\n", r"a\.txt, line 2: 'J' is"),
+        ("a.txt", "MK\n>x\n", r"a\.txt, line 2: '>' is"),
+        ("a.jsonl", '{"text": "MK"}\n{"text": "M\u00df"}\n', r"a\.jsonl, document 2, line 1: '\u00df' is"),
+    ],
+)
+def test_what_is_no_amino_acid_is_named_with_its_line(tmp_path: Path, name: str, content: str, message: str) -> None:
+    (tmp_path / name).write_text(content, "utf-8")
+    [text] = map(Sequences, open_texts(str(tmp_path / name)))
+    with pytest.raises(InputError, match=message):
+        list(text.documents())

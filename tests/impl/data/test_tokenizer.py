@@ -12,12 +12,13 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from impl.data.make_tokenizer import TokenizerSpec, parse
-from impl.data.tokenizer import END_OF_TEXT, Tokenizer
+from impl.data.tokenizer import AMINO_ACIDS, END_OF_TEXT, Tokenizer
 from impl.errors import InputError
 
 TEXTS = ["the cat sat on the mat; it's the cat's mat\n\n", "ça va, 日本語 日本語 😀\n"] * 20
 TRAINED = parse("bpe:320").build(TEXTS)
 BYTES = parse("byte").build()
+AMINO = parse("amino").build()
 any_text = st.text(st.characters(exclude_categories=["Cs"]) | st.sampled_from("the cat\n  '\u00a0\u2028日"))
 
 
@@ -47,6 +48,20 @@ def test_the_end_of_text_is_told(tokenizer: Tokenizer):
     ids = [*tokenizer.encode("é"), tokenizer.eot, *tokenizer.encode("b")]
     assert tokenizer.decode(ids) == f"é{END_OF_TEXT}b"
     assert tokenizer.decode([]) == ""
+
+
+@given(st.text(AMINO_ACIDS))
+def test_amino_acids_come_back(sequence: str):
+    ids = AMINO.encode(sequence)
+    assert AMINO.decode([*ids, AMINO.eot, *ids]) == f"{sequence}{END_OF_TEXT}{sequence}"
+    assert all(ids < AMINO.eot)
+    assert AMINO.decode([29, -1]) == ""
+
+
+@pytest.mark.parametrize("text", ["ACJ", "AC D", "acd", "AC\n", "ACé", "*"])
+def test_other_characters_are_no_amino_acids(text: str):
+    with pytest.raises(InputError, match=r" is no amino acid; valid: ACDEFGHIKLMNPQRSTVWY, and B, O, U, X, Z"):
+        AMINO.encode(text)
 
 
 def test_training_on_a_text_without_spaces_ends():
@@ -81,13 +96,14 @@ def test_training_gives_the_same_in_any_order_and_process():
     assert done.stdout.strip() == TRAINED.sha256
 
 
-@pytest.mark.parametrize("tokenizer", [BYTES, TRAINED], ids=["byte", "bpe"])
+@pytest.mark.parametrize("tokenizer", [BYTES, TRAINED, AMINO], ids=["byte", "bpe", "amino"])
 def test_saved_is_loaded(tokenizer: Tokenizer, tmp_path: Path):
     tokenizer.save(tmp_path)
     loaded = Tokenizer.load(tmp_path)
     assert (loaded.name, loaded.sha256) == (tokenizer.name, tokenizer.sha256)
     assert (loaded.vocab_size, loaded.eot) == (tokenizer.vocab_size, tokenizer.eot)
-    assert np.array_equal(loaded.encode("the cat's 日"), tokenizer.encode("the cat's 日"))
+    text = "MKTZ" if tokenizer is AMINO else "the cat's 日"
+    assert np.array_equal(loaded.encode(text), tokenizer.encode(text))
 
 
 def test_gpt2_files_give_their_tokenizer(tmp_path: Path):
@@ -98,13 +114,13 @@ def test_gpt2_files_give_their_tokenizer(tmp_path: Path):
     assert tokenizer.encode(TEXTS[0]).tolist() == TRAINED.encode(TEXTS[0]).tolist()
 
 
-UNKNOWN = r"unknown; valid: byte, gpt2:VOCAB,MERGES .*, bpe:VOCAB_SIZE"
+UNKNOWN = r"unknown; valid: byte, amino, gpt2:VOCAB,MERGES .*, bpe:VOCAB_SIZE"
 
 
 @pytest.mark.parametrize(
     ("specs", "message"),
     [
-        ("|bytes|byte:1|gpt2|gpt2:a|gpt2:a,b,c|bpe|bpe:|bpe:1k|bpe:-1", UNKNOWN),
+        ("|bytes|byte:1|amino:25|gpt2|gpt2:a|gpt2:a,b,c|bpe|bpe:|bpe:1k|bpe:-1", UNKNOWN),
         ("bpe:256|bpe:99999999", "from 257 to 1048576 are valid"),
         (f"gpt2:{__file__},missing.bpe", r"no file missing\.bpe"),
     ],
