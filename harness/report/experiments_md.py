@@ -70,9 +70,7 @@ links to.
   it); simulated for a system; or, without records, the bytes of tensors that `lmscale memory` predicts. Time that was
   taken is the sum over all runs, failed ones too.
 """
-PLANNED = (
-    ("Megatron-LM 2019", "fine-tuning on MNLI, QQP and SQuAD (the rest of table 5)"),
-)
+PLANNED = (("Megatron-LM 2019", "fine-tuning on MNLI, QQP and SQuAD (the rest of table 5)"),)
 """Planned experiments: paper, and its tables and figures."""
 AS_PUBLISHED = (
     (
