@@ -15,6 +15,7 @@ from harness.launch.decide import attempt_state, state_word
 from harness.launch.follow import Display
 from harness.launch.preflight import Datasets
 from harness.launch.sweep import Sweep
+from harness.launch.trackers import Trackers, tracker_names
 from harness.rank import jobs
 from harness.rank.job import STOP, job_of
 from harness.records.attempts import Attempts
@@ -54,18 +55,19 @@ def status(which: OfWhich, json: Flag = False) -> int:
     return tell_states(chosen, states, json)
 
 
-def watch(which: OfWhich, json: Flag = False) -> int:
+def watch(which: OfWhich, track: str = "", json: Flag = False) -> int:
     """Show the progress of an experiment's points that run elsewhere, until all have ended; nothing is started.
 
     Records of ended points are written, then tables and figures.
 
     Args:
         which: Which points.
+        track: Trackers that follow the points, as those of `run`.
         json: Print one JSON document on standard output, at the end.
     """
     chosen = which.chosen()
     found, _, store, points = chosen
-    _wait_for(store, points)
+    _wait_for(store, points, Trackers(tracker_names(track), store.out))
     if not store.records():
         tell_ignored(store)
         return tell_states(chosen, states_of(store, points), json)
@@ -151,6 +153,6 @@ def tell_submitted(chosen: Chosen, words: Sequence[str], json: bool) -> int:
     return tell_states(chosen, states_of(store, points), json)
 
 
-def _wait_for(store: Store, points: list[Point]) -> None:
-    with Display(len(points)) as display:
+def _wait_for(store: Store, points: list[Point], trackers: Trackers | None = None) -> None:
+    with Display(len(points), trackers=trackers) as display:
         Sweep(store, Datasets(store.folder), Options(), display).watch(points)

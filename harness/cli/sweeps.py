@@ -13,6 +13,7 @@ from harness.launch.preflight import Datasets
 from harness.launch.site_file import Cluster
 from harness.launch.slurm import Site, Where
 from harness.launch.sweep import Sweep
+from harness.launch.trackers import Trackers, tracker_names
 from harness.predict.systems import load_system
 from harness.rank.devices import gpu_count
 from harness.records.store import FINISHED, Store
@@ -81,7 +82,8 @@ def require_certified(chosen: Sequence[Point], store: Store, saving: Saving) -> 
 
 
 def sweep(chosen: list[Point], store: Store, datasets: Datasets, options: Options) -> None:
-    with Display(len(chosen)) as display:
+    trackers = Trackers(tracker_names(options.saving.track), store.out)
+    with Display(len(chosen), trackers=trackers) as display:
         Sweep(store, datasets, options, display).run(chosen)
 
 

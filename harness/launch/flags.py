@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import tyro
 
 from harness.launch.site_file import Cluster, read_cluster
+from harness.launch.trackers import tracker_names
 from harness.rank.job import Where
 from harness.terminal import Flag
 from impl.errors import InputError
@@ -28,6 +29,9 @@ class Saving:
     certify: Flag = False
     """Record hashes of losses, gradients and weights of every step, which the verb `certify` compares. Such a run is
     not timed, so --out names a folder of its own."""
+    track: str = ""
+    """Trackers that follow the points as they train: tensorboard, wandb or mlflow, several with commas. They
+    write into the folder `tracked` beside the records."""
 
     def require(self, out: Path | None, default: Path | None = None, *, profile: bool = False) -> None:
         """Check that the options make sense with this folder for records, or the one that is used without.
@@ -35,13 +39,15 @@ class Saving:
         Raises:
             InputError: they do not.
         """
-        every = self.checkpoint_every
+        every, _ = self.checkpoint_every, tracker_names(self.track)
         if every < 0:
             raise InputError(f"--checkpoint-every {every}: must be a number of steps, or 0 for no checkpoints")
         if self.keep_checkpoints and not every:
             raise InputError("--keep-checkpoints: none are written; --checkpoint-every says after how many steps")
         if every and (out or default) is None:
             raise InputError(f"--checkpoint-every {every}: needs --out, where the same command finds them again")
+        if self.track and (out or default) is None:
+            raise InputError(f"--track {self.track}: needs --out, the folder that trackers write into")
         if self.certify and out is None:
             raise InputError("--certify: needs --out, a folder of its own: certified runs are not timed")
         if self.certify and profile:
