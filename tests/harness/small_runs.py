@@ -12,10 +12,10 @@ import psutil
 
 from harness.experiment.experiment import Point
 from harness.launch.follow import Display, Step
-from harness.launch.trackers import Trackers
 from harness.launch.preflight import Datasets
 from harness.launch.slurm import Site
 from harness.launch.sweep import Options, Sweep
+from harness.launch.trackers import Trackers
 from harness.rank import jobs
 from harness.records.record import Record
 from harness.records.store import Store
