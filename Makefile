@@ -59,8 +59,10 @@ $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version.split()[0])'
 	$(PYTHON) -m venv $(VENV)
 
-# of each file that is installed the lock has the hash; a CUDA wheel of PyTorch then gets the libraries that it pins
-$(VENV)/.core: pyproject.toml requirements-core.lock | $(VENV)/bin/python
+# of each file that is installed a lock has the hash: PyTorch's CPU wheel where pip finds it (find-links, an index of
+# one's own), else PyPI's, which then gets the libraries that it pins
+$(VENV)/.core: pyproject.toml requirements-core.lock requirements-cpu.lock | $(VENV)/bin/python
+	$(LOCKED) requirements-cpu.lock 2>/dev/null || true
 	$(LOCKED) requirements-core.lock
 	$(PIP) torch
 	$(PIP) --no-deps --no-build-isolation --editable .

@@ -33,7 +33,7 @@ def main(*, upgrade: tuple[str, ...] = (), wheels: Path = Path("/opt/wheels")) -
 
     Args:
         upgrade: Packages that may change; all others keep their version.
-        wheels: Folder of PyTorch's CPU wheels, if there is one, whose hashes are allowed, too.
+        wheels: Folder of PyTorch's CPU wheels, if there is one, for requirements-cpu.lock.
     """
     kept = [line for name in LOCKS if (ROOT / name).exists() for line in PINNED.findall((ROOT / name).read_text())]
     kept = [line for line in dict.fromkeys(kept) if line.partition("==")[0] not in upgrade]
@@ -52,18 +52,20 @@ def main(*, upgrade: tuple[str, ...] = (), wheels: Path = Path("/opt/wheels")) -
             command += [f"--extra={extra}" for extra in extras]
             text = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True).stdout
         text = TORCH.sub(lambda it: f"torch=={it[0].partition('==')[2].partition('+')[0].split()[0]} \\\n{it[1]}", text)
-        (ROOT / name).write_text(
-            HEAD.format(", ".join(extras) or "what lmscale needs") + with_local(OF_CUDA.sub("", text), wheels)
-        )
+        (ROOT / name).write_text(HEAD.format(", ".join(extras) or "what lmscale needs") + OF_CUDA.sub("", text))
         print(f"{name}: {len(PINNED.findall(text))} packages")
+    [version] = re.findall(r"^torch==([\d.]+)", (ROOT / "requirements-core.lock").read_text(), re.MULTILINE)
+    if any(wheels.glob(f"torch-{version}+cpu-*.whl")):
+        (ROOT / "requirements-cpu.lock").write_text(HEAD.format("PyTorch's CPU wheels") + of_cpu(version, wheels))
 
 
-def with_local(lock: str, wheels: Path) -> str:
-    """The lock with the hashes of local wheels of its version of PyTorch, `+cpu` or other builds."""
-    [version] = re.findall(r"^torch==([\d.]+)", lock, re.MULTILINE)
-    found = sorted(hashlib.sha256(path.read_bytes()).hexdigest() for path in wheels.glob(f"torch-{version}+*.whl"))
-    lines = "".join(f"    --hash=sha256:{digest} \\\n" for digest in found if digest not in lock)
-    return re.sub(rf"^(torch=={version}.*\\\n)", rf"\g<1>{lines}", lock, flags=re.MULTILINE)
+def of_cpu(version: str, wheels: Path) -> str:
+    """The lock of PyTorch's CPU wheels in a folder; pip would take a file of PyPI before one that lies there."""
+    digests = [
+        hashlib.sha256(path.read_bytes()).hexdigest() for path in sorted(wheels.glob(f"torch-{version}+cpu-*.whl"))
+    ]
+    lines = [f"torch=={version}+cpu", *(f"    --hash=sha256:{digest}" for digest in digests)]
+    return " \\\n".join(lines) + "\n"
 
 
 if __name__ == "__main__":
