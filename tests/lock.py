@@ -36,7 +36,8 @@ def main(*, upgrade: tuple[str, ...] = (), wheels: Path = Path("/opt/wheels")) -
         wheels: Folder of PyTorch's CPU wheels, if there is one, for requirements-cpu.lock.
     """
     kept = [line for name in LOCKS if (ROOT / name).exists() for line in PINNED.findall((ROOT / name).read_text())]
-    kept = [line for line in dict.fromkeys(kept) if line.partition("==")[0] not in upgrade]
+    names = [line.partition("==")[0] for line in dict.fromkeys(kept)]  # several versions, if by Python's version
+    kept = [line for line in kept if (name := line.partition("==")[0]) not in upgrade and names.count(name) == 1]
     for name, extras in LOCKS.items():
         with tempfile.TemporaryDirectory() as folder:
             constraints = Path(folder, "constraints.txt")
