@@ -4,6 +4,7 @@ import contextlib
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 from harness.experiment.experiment import Point
 from harness.launch.attempt import Options
@@ -15,6 +16,7 @@ from harness.launch.slurm import Site, Where
 from harness.launch.sweep import Sweep
 from harness.launch.trackers import Trackers, tracker_names
 from harness.predict.systems import load_system
+from harness.rank import torchrun
 from harness.rank.devices import gpu_count
 from harness.records.store import FINISHED, Store
 from harness.records.writable import require_writable
@@ -24,7 +26,7 @@ from impl.simulator.system import System
 
 
 def site_of(
-    on: Where,
+    on: Where | Literal["torchrun"],
     device: DeviceChoice,
     runs: Sequence[Run],
     cluster: Cluster | None = None,
@@ -37,9 +39,13 @@ def site_of(
     Raises:
         InputError: the site is not available, though it should be.
     """
+    joined = torchrun.join() if on == "torchrun" else None
     if device == "auto":
-        enough = on == "local" and gpu_count() >= max(run.plan.world_size for run in runs)
-        device = "cuda" if enough else "cpu"
+        here = joined[0].per_node if joined else max(run.plan.world_size for run in runs)
+        device = "cuda" if on != "slurm" and gpu_count() >= here else "cpu"
+    if joined is not None:
+        return Site("local", device, allow_oom, cluster or Cluster(), joined[0], joined[1].put)
+    assert on != "torchrun"
     site = Site(on, device, allow_oom, cluster or Cluster())
     if is_there:
         site.require()

@@ -126,10 +126,12 @@ def run(
     from harness.predict.ghost import all_fit
     from harness.report.results import tell_results
 
+    if place.follows_torchrun():
+        return 0
     require_positive(**{} if jobs is None else {"jobs": jobs})
     trying.require()
     saving.require(which.out, folders.OWN, profile=profile)
-    _require_together(detach and place.on == "local", ghost and (json or not dry_run))
+    _require_together(detach and place.on != "slurm", ghost and (json or not dry_run))
     chosen = which.chosen(TIERS[0])
     found, _, store, points = chosen
     runs = [point.run for point in points]
@@ -261,11 +263,13 @@ def train_from(default: Run) -> Callable[..., int]:
         from harness.launch.attempt import Options, why_refused
         from harness.report.results import all_tables, in_words_of_certified, print_tables, write_results
 
+        if place.follows_torchrun():
+            return 0
         trying.require()
         saving.require(out)
         site = site_of(place.on, place.device, [config], place.cluster(), allow_oom=place.allow_oom)
-        if place.on == "slurm" and out is None:
-            raise InputError("--on slurm: needs --out, a folder that all nodes of the cluster see")
+        if place.on != "local" and out is None:
+            raise InputError(f"--on {place.on}: needs --out, a folder that all nodes see")
         if config.keep_end and out is None:
             raise InputError("--keep-end: needs --out, where the checkpoint is kept")
         with tempfile.TemporaryDirectory() as scratch:

@@ -9,6 +9,7 @@ import tyro
 
 from harness.launch.site_file import Cluster, read_cluster
 from harness.launch.trackers import tracker_names
+from harness.rank import torchrun
 from harness.rank.job import Where
 from harness.terminal import Flag
 from impl.errors import InputError
@@ -65,8 +66,8 @@ class Saving:
 class Place:
     """Where points run."""
 
-    on: Where = "local"
-    """Where ranks run: local processes, or a Slurm cluster."""
+    on: Where | Literal["torchrun"] = "local"
+    """Where ranks run: local processes, a Slurm cluster, or the processes that torchrun has started of this command."""
     site: Path | None = None
     """Site file (TOML) with the settings of Slurm here; the options below override it."""
     partition: str | None = None
@@ -88,6 +89,14 @@ class Place:
         """
         given = {"partition": self.partition, "account": self.account, "ranks_per_node": self.ranks_per_node}
         return read_cluster(self.site, **given)
+
+    def follows_torchrun(self) -> bool:
+        """Return True in a process of torchrun but the first one, after it has followed that one to its end.
+
+        Raises:
+            InputError: torchrun has not started this process.
+        """
+        return self.on == "torchrun" and torchrun.join() is None
 
 
 @dataclass(frozen=True)

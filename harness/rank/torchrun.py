@@ -8,12 +8,12 @@ folder that all nodes see, as on a cluster.
 import atexit
 import functools
 import os
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 from harness.rank.addresses import own_address
 from harness.rank.devices import visible_gpus
@@ -29,7 +29,7 @@ NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "
 """Variables that torchrun sets."""
 EXAMPLE = "torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint HOST:29500 -m lmscale run ..."
 LONG = timedelta(days=365)
-END = b"end"
+END = "end"
 
 
 @dataclass(frozen=True)
@@ -59,15 +59,15 @@ class Announced:
     def __init__(self, store: "dist.Store") -> None:
         self.store, self.count = store, 0
 
-    def put(self, what: bytes) -> None:
+    def put(self, what: str) -> None:
         """Announce an attempt, or the end."""
         self.store.set(f"attempt {self.count}", what)
         self.count += 1
 
-    def get(self) -> bytes:
+    def get(self) -> str:
         """Wait for the next one."""
         self.count += 1
-        return self.store.get(f"attempt {self.count - 1}")
+        return self.store.get(f"attempt {self.count - 1}").decode()
 
 
 @functools.cache
@@ -111,7 +111,7 @@ def environment(variables: Mapping[str, str]) -> dict[str, str]:
 def follow(announced: Announced, rank: int, variables: Mapping[str, str]) -> None:
     """Supervise the rank of this number in every attempt, until the end is announced."""
     while (what := announced.get()) != END:
-        attempt = Path(os.fsdecode(what))
+        attempt = Path(what)
         with suppress(UnreadableError):  # it was given up before it began
             orders = replace(Orders.read(attempt), driver_pid=None)  # a process of another host
             if rank < orders.ranks:
@@ -120,9 +120,9 @@ def follow(announced: Announced, rank: int, variables: Mapping[str, str]) -> Non
                 Supervisor(attempt, orders, task, gpus=gpus_here(orders)).run()
 
 
-def gpus_here(orders: Orders) -> list[str]:
+def gpus_here(orders: Orders) -> Sequence[str]:
     """Return the GPUs that the ranks of this node see: all, of which each takes its own."""
-    return visible_gpus() if orders.device == "cuda" else []
+    return visible_gpus() if orders.device == "cuda" else ()
 
 
 def others_run(attempt: Path, ranks: int) -> bool:
@@ -131,6 +131,6 @@ def others_run(attempt: Path, ranks: int) -> bool:
     return any(life is None or not life.ended for life in lives)
 
 
-def _end(announced: Announced) -> Any:
+def _end(announced: Announced) -> None:
     with suppress(RuntimeError, OSError):
         announced.put(END)
