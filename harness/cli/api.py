@@ -45,11 +45,7 @@ class Records(Sequence[Record]):
         return f"<{len(self)} records of {'; '.join(places) or 'nothing'}>"
 
     def frame(self) -> "pd.DataFrame":
-        """Return a row for each run, with the columns that docs/results.md lists, in SI units; NaN: not measured.
-
-        Raises:
-            InputError: the records are of several tiers, whose numbers cannot be compared.
-        """
+        """Return a row for each run, with the columns that docs/results.md lists, in SI units; NaN: not measured."""
         return measures.frame(self._records)
 
     def evaluations(self) -> "pd.DataFrame":
