@@ -69,9 +69,12 @@ def forecaster(name: str | None, site: Site) -> System | None:
 
 def carry_out(chosen: list[Point], store: Store, datasets: Datasets, options: Options) -> None:
     """Run points into a writable folder, next to which the embedded language is kept."""
+    from harness.cli.status import live_page
+
     require_writable(store)
     datasets.keep_in(synthetic_cache(store))
-    sweep(chosen, store, datasets, options)
+    with live_page(options.saving.html, store, chosen):
+        sweep(chosen, store, datasets, options)
 
 
 def require_certified(chosen: Sequence[Point], store: Store, saving: Saving) -> None:

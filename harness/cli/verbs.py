@@ -109,9 +109,8 @@ def run(
             command trains here, and on a cluster what its site file says.
         trying: How long a try may take, and when there is another one.
         profile: Also measure where a step's time goes, and the time of its parts alone, after the timed steps.
-        forecast: System for which a step of each run is predicted before it begins, a packaged one or a YAML file;
-            where finished runs have a scaling law, the final loss is, too. The record keeps the predictions, and
-            `claims --calibration` scores them.
+        forecast: System, packaged or a YAML file, for which a step of each run is predicted before it begins, and its
+            final loss where finished runs have a scaling law; records keep both, `claims --calibration` scores them.
         saving: Checkpoints and certificates, if any.
         detach: With --on slurm: end when all jobs are submitted; `watch`, or the same command, continues.
         dry_run: Print what would be run, and scripts for Slurm; nothing is written. The status is 1 if no point can.
@@ -268,10 +267,8 @@ def train_from(default: Run) -> Callable[..., int]:
         trying.require()
         saving.require(out)
         site = site_of(place.on, place.device, [config], place.cluster(), allow_oom=place.allow_oom)
-        if place.on != "local" and out is None:
-            raise InputError(f"--on {place.on}: needs --out, a folder that all nodes see")
-        if config.keep_end and out is None:
-            raise InputError("--keep-end: needs --out, where the checkpoint is kept")
+        if out is None:
+            _require_no_out(place, config)
         with tempfile.TemporaryDirectory() as scratch:
             store = Store(out or Path(scratch), "train", "small")
             # a run requested by name is repeated whatever its last outcome
@@ -296,6 +293,13 @@ def train_from(default: Run) -> Callable[..., int]:
         return 0 if record.status in FINISHED else 1
 
     return train
+
+
+def _require_no_out(place: Place, run: Run) -> None:
+    if place.on != "local":
+        raise InputError(f"--on {place.on}: needs --out, a folder that all nodes see")
+    if run.keep_end:
+        raise InputError("--keep-end: needs --out, where the checkpoint is kept")
 
 
 def prepare(

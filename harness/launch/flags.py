@@ -33,6 +33,9 @@ class Saving:
     track: str = ""
     """Trackers that follow the points as they train: tensorboard, wandb or mlflow, several with commas. They
     write into the folder `tracked` beside the records."""
+    html: Path | None = None
+    """A page that shows the points as they train: losses, throughput, states and the ends of ranks' logs. It is written
+    again every 5 s, and reloads itself."""
 
     def require(self, out: Path | None, default: Path | None = None, *, profile: bool = False) -> None:
         """Check that the options make sense with this folder for records, or the one that is used without.
