@@ -8,7 +8,6 @@ from typing import Annotated, Literal
 import tyro
 
 from harness.launch.site_file import Cluster, read_cluster
-from harness.launch.trackers import tracker_names
 from harness.rank import torchrun
 from harness.rank.job import Where
 from harness.terminal import Flag
@@ -43,7 +42,11 @@ class Saving:
         Raises:
             InputError: they do not.
         """
-        every, _ = self.checkpoint_every, tracker_names(self.track)
+        every = self.checkpoint_every
+        if self.track:
+            from harness.launch.trackers import tracker_names  # for few runs
+
+            tracker_names(self.track)
         if every < 0:
             raise InputError(f"--checkpoint-every {every}: must be a number of steps, or 0 for no checkpoints")
         if self.keep_checkpoints and not every:
