@@ -2,9 +2,11 @@
 
 The process that supervises a sweep reads the logs of rank 0, so that no rank is slower for it. A file for each run
 keeps how far it was passed on: an attempt that resumes from a checkpoint repeats no step, and one that begins again is
-a run of its own there. All of it stays on this machine, unless the packages' own variables name a server.
+a run of its own there. Of several commands that would follow a run, one does. All of it stays on this machine, unless
+the packages' own variables name a server.
 """
 
+import fcntl
 import io
 import os
 import secrets
@@ -15,7 +17,7 @@ from dataclasses import asdict, dataclass, field
 from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Any, NamedTuple, Protocol
+from typing import IO, Any, NamedTuple, Protocol
 
 from harness.experiment.experiment import Point
 from harness.rank.json_files import read_as, write_as
@@ -182,8 +184,8 @@ KINDS: dict[Name, Callable[[Opening], Tracker]] = {
 class Followed:
     """Run that is passed on: its open trackers, and the places in the logs of its attempt."""
 
-    def __init__(self, path: Path, kept: Kept, trackers: dict[Name, Tracker]) -> None:
-        self.path, self.kept, self.trackers = path, kept, trackers
+    def __init__(self, path: Path, lock: IO[str], kept: Kept, trackers: dict[Name, Tracker]) -> None:
+        self.path, self.lock, self.kept, self.trackers = path, lock, kept, trackers
         self.written = 0.0
         self.read: dict[Path, int] = {}
 
@@ -222,7 +224,9 @@ class Trackers:
             return
         found = self.followed.get(point.id)
         if found is None or found.kept.attempt != attempt.name:
-            found = self.followed[point.id] = self._open(point, attempt)
+            if (found := self._open(point, attempt)) is None:
+                return
+            self.followed[point.id] = found
         rows = []
         for line in found.lines(steps_path(attempt, 0)):
             if (step := step_of(line)) is not None and step["step"] >= found.kept.steps:
@@ -246,13 +250,16 @@ class Trackers:
         while self.followed:
             self._close(self.followed.popitem()[1])
 
-    def _open(self, point: Point, attempt: Path) -> Followed:
+    def _open(self, point: Point, attempt: Path) -> Followed | None:
+        """Open a run in its trackers, unless another command follows it, as `watch` beside `run` would."""
         group = f"{attempt.parents[2].name}-{attempt.parents[1].name}"
         path, resumed = self.folder / group / f"{point.id}.json", read_json(attempt / RESUMED)
-        kept = read_as(Kept, path) or Kept()
-        is_continued = isinstance(resumed, dict) and bool(resumed.get("step"))
         if before := self.followed.pop(point.id, None):
             self._close(before)
+        if (lock := _locked(path.with_suffix(".lock"))) is None:
+            return None
+        kept = read_as(Kept, path) or Kept()
+        is_continued = isinstance(resumed, dict) and bool(resumed.get("step"))
         if kept.attempt != attempt.name and not (is_continued and kept.name):
             label = "".join(c if c.isalnum() or c in "-_.=" else "-" for c in point.label)
             kept = Kept(f"{label}-{attempt.name}"[-120:])
@@ -261,10 +268,9 @@ class Trackers:
         for name in list(self.names):
             opening = Opening(self.folder, group, kept.name, to_dict(point.run), kept.ids.get(name, ""))
             with self._kept_going(name):
-                path.parent.mkdir(parents=True, exist_ok=True)
                 trackers[name] = KINDS[name](opening)
                 kept.ids[name] = trackers[name].id
-        return Followed(path, kept, trackers)
+        return Followed(path, lock, kept, trackers)
 
     def _log(self, found: Followed, rows: Sequence[tuple[int, Values]]) -> None:
         if not rows:
@@ -286,6 +292,7 @@ class Trackers:
             with self._kept_going(name):
                 tracker.close(status)
         self._keep(found)
+        found.lock.close()
 
     @contextmanager
     def _kept_going(self, name: Name) -> Iterator[None]:
@@ -310,6 +317,19 @@ class Trackers:
         if found.get("total"):
             values[f"{about}/accuracy"] = (found["correct"] or 0) / found["total"]
         return [(found["step"], values)] if values else []
+
+
+def _locked(path: Path) -> IO[str] | None:
+    """Return a file that this process alone has locked; None if another one has, or none can be written."""
+    with suppress(OSError):
+        path.parent.mkdir(parents=True, exist_ok=True)
+        file = path.open("w")
+        try:
+            fcntl.lockf(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            return file
+        except OSError:
+            file.close()
+    return None
 
 
 def _of_step(step: Document, tokens: int) -> dict[str, float]:

@@ -2,6 +2,8 @@
 
 import json
 import struct
+import subprocess
+import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
 from pathlib import Path
@@ -15,6 +17,7 @@ from harness.launch.trackers import KINDS, Opening, Trackers, Values
 from harness.rank.results import EVALUATIONS
 from harness.records.store import RESUMED
 from impl.run import Run
+from tests.documents import ROOT
 from tests.harness.calls import Answer, call, refused
 from tests.harness.made_up_records import changed, record
 
@@ -142,6 +145,29 @@ def test_a_tracker_that_fails_is_left_out_with_one_line(tmp_path: Path) -> None:
     followed.follow(POINT, attempt(tmp_path, "a-1", range(2, 4)))
     assert messages == ["--track broken: the disk is full; training goes on without it"]
     assert [one.steps for one in Kept.all if type(one) is Kept] == [[0, 1, 2, 3]]
+
+
+def test_of_two_commands_that_follow_a_run_one_does(tmp_path: Path) -> None:
+    path = attempt(tmp_path, "a-1", range(3))
+    beside = (
+        "import sys; from pathlib import Path; from tests.launch.test_trackers import *\n"
+        "KINDS['kept'] = Kept; follower = Trackers(['kept'], Path(sys.argv[1]))\n"
+        "follower.follow(POINT, Path(sys.argv[2])); print([one.steps for one in Kept.all], flush=True)\n"
+        "input(); follower.follow(POINT, Path(sys.argv[2])); print([one.steps for one in Kept.all])"
+    )
+    followed = Trackers(["kept"], tmp_path)
+    followed.follow(POINT, path)
+    command = [sys.executable, "-c", beside, tmp_path, path]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True, cwd=ROOT) as other:
+        assert other.stdout is not None
+        assert other.stdin is not None
+        assert other.stdout.readline() == "[]\n"
+        followed.close()
+        attempt(tmp_path, "a-1", range(3, 5))
+        other.stdin.write("\n")
+        other.stdin.close()
+        assert other.stdout.readline() == "[[3, 4]]\n"
+    assert Kept.all[0].steps == [0, 1, 2]
 
 
 def test_without_trackers_nothing_is_written(tmp_path: Path) -> None:
