@@ -59,7 +59,8 @@ IMAGE = re.compile(r'<img alt="([^"]*)" src="([^"]+\.svg)" ?/?>')
 FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 BEFORE_LIST = re.compile(r"^(?![-*] |\d+\. |\s|\||$)(.+)\n(?=[-*] |\d+\. )", re.MULTILINE)
 """Line of a paragraph before a list."""
-CELL = re.compile(rf"<td([^>]*)>({'|'.join(VERDICTS)})</td>")
+CELL = re.compile(rf"<td([^>]*)>({'|'.join(VERDICTS)})( \([^<]*\))?</td>")
+LONG = re.compile(r"<td>(?=[^<]{60})")
 
 
 def on_config(config: Any) -> Any:
@@ -101,7 +102,8 @@ def on_page_content(text: str, page: Any, config: Any, files: Files) -> str:
     """Give tables a frame that scrolls, verdicts their colours, and figures the values of their points."""
     text = re.sub("<table>", '<div class="scroll" tabindex="0" role="group" aria-label="table"><table>', text)
     text = text.replace("</table>", "</table></div>")
-    text = CELL.sub(lambda it: f'<td{it[1]}><span class="badge {it[2].replace(" ", "-")}">{it[2]}</span></td>', text)
+    badge = lambda it: f'<td{it[1]}><span class="badge {it[2].replace(" ", "-")}">{it[2]}</span>{it[3] or ""}</td>'
+    text = LONG.sub('<td class="long">', CELL.sub(badge, text))
     folder = (ROOT / page.file.src_uri).parent
     return IMAGE.sub(lambda found: _figure(found[1], found[2], (folder / found[2]).resolve()), text)
 
