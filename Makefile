@@ -3,9 +3,10 @@ VENV ?= .venv
 JOBS ?= 3
 ONLY ?=
 BIN := $(VENV)/bin
-INSTALL := $(BIN)/python -m pip install --quiet --disable-pip-version-check --constraint requirements.lock
+PIP := $(BIN)/python -m pip install --quiet --disable-pip-version-check
+LOCKED := $(PIP) --no-deps --require-hashes --requirement
 
-.PHONY: quickstart test lint pytest smoke documents bench faults accuracy
+.PHONY: quickstart test lint pytest smoke documents bench faults accuracy site lock
 
 quickstart: $(VENV)/.core
 	$(BIN)/lmscale run quickstart --tier small
@@ -45,15 +46,32 @@ faults: $(VENV)/.dev
 accuracy: $(VENV)/.core
 	$(BIN)/lmscale accuracy --out results
 
+# documents, papers, experiments, verbs and API, with all tables and the planner in build/site/report
+site: $(VENV)/.pages
+	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet -f docs/site/mkdocs.yml -d $(CURDIR)/build/site
+	$(BIN)/lmscale report --out build/site/report
+
+# `make lock UPGRADE=rich`; needs uv
+lock:
+	$(BIN)/python -m tests.lock $(if $(UPGRADE),--upgrade $(UPGRADE))
+
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version.split()[0])'
 	$(PYTHON) -m venv $(VENV)
 
-$(VENV)/.core: pyproject.toml requirements.lock | $(VENV)/bin/python
-	$(INSTALL) torch
-	$(INSTALL) --editable .
+# of each file that is installed a lock has the hash: PyTorch's CPU wheel where pip finds it (find-links, an index of
+# one's own), else PyPI's, which then gets the libraries that it pins
+$(VENV)/.core: pyproject.toml requirements-core.lock requirements-cpu.lock | $(VENV)/bin/python
+	$(LOCKED) requirements-cpu.lock 2>/dev/null || true
+	$(LOCKED) requirements-core.lock
+	$(PIP) torch
+	$(PIP) --no-deps --no-build-isolation --editable .
 	touch $@
 
-$(VENV)/.dev: $(VENV)/.core
-	$(INSTALL) --editable '.[dev,notebooks,eval,hf]'
+$(VENV)/.dev: $(VENV)/.core requirements.lock
+	$(LOCKED) requirements.lock
+	touch $@
+
+$(VENV)/.pages: $(VENV)/.core requirements-pages.lock
+	$(LOCKED) requirements-pages.lock
 	touch $@

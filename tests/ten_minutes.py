@@ -19,6 +19,7 @@ from tests.installed import install
 
 LINES, WIDTH = 24, 150
 """Most lines of a command's output that are shown, and their most characters."""
+ROWS = "lmscale.load('runs').frame()[['experiment', 'model', 'norm_placement', 'tokens_per_second']]"
 TEXT = "python3 -c 'from pydoc_data.topics import topics; print(*topics.values(), sep=chr(10))' > mine.txt"
 COMMANDS = f"""\
 # what is there, and does it run here?
@@ -33,6 +34,8 @@ lmscale prepare --text mine.txt --tokenizer bpe:1000 --out tokens
 lmscale new experiment places
 lmscale run places.py --data tokens
 lmscale claims places.py
+lmscale table places.py --format pdf
+python3 -c "import lmscale; print({ROWS})"
 # a schedule of one's own
 lmscale new schedule waves
 lmscale timeline --plan.pp 4 --plan.schedule waves:waves
@@ -71,7 +74,8 @@ def main(keep: Path | None = None) -> int:
         exported = [sys.executable, "-m", "harness", "export", "interleaving", "--results", "results", "--out", archive]
         subprocess.run(exported, cwd=ROOT, check=True, capture_output=True)
         search = os.pathsep.join([str(program.parent), *filter(None, [os.environ.get("PATH")])])
-        environment = {"PATH": search, "HOME": scratch, "COLUMNS": "120"}
+        # with a turn of its own: what else trains on this machine is not waited for
+        environment = {"PATH": search, "HOME": scratch, "COLUMNS": "120", "LMSCALE_TURNS": scratch}
         for line in COMMANDS.format(archive="../interleaving.zip").splitlines():
             if line.startswith("#"):
                 text += f"\n{line}\n"

@@ -32,6 +32,7 @@ from impl.model.norm_placement import PLACEMENTS
 from impl.pipeline.schedule import Schedule
 from impl.pipeline.schedules import check
 from impl.pipeline.simulate import simulate, uniform
+from tests import ten_minutes
 from tests.documents import EXPERIMENTS, README, ROOT, alike, experiment_pages, readme
 from tests.harness.calls import plan_little
 from tests.harness.made_up_records import changed, document, record, record_of
@@ -174,6 +175,12 @@ def test_files_that_the_documents_name_exist() -> None:
     named_files = re.findall(r"`((?:impl|harness|experiments|results|notebooks|docs)/[a-z0-9_/.]*)`", texts)
     assert len(named_files) > 10
     assert {f for f in named_files if not (ROOT / f).exists()} == {"experiments/batch_size.py"}  # the reader's
+
+
+def test_the_tutorial_is_what_the_ten_minutes_execute() -> None:
+    lines = [line for block in fences(TEXTS["docs/tutorial.md"], "sh") for line in block.splitlines()]
+    assert len(lines) > 5
+    assert [line for line in lines if line not in ten_minutes.COMMANDS.splitlines()] == []
 
 
 def test_every_verb_has_an_example() -> None:

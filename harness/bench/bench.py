@@ -12,21 +12,21 @@ from contextlib import suppress
 from fnmatch import fnmatch
 from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Any
 
 import pandas as pd
-from pydantic import AliasPath, BaseModel, Field, FiniteFloat, JsonValue, ValidationError
+from pydantic import ValidationError
 
 from harness.analysis import render
 from harness.analysis.render import Column, Table
+from harness.bench.history import history as tell_history
+from harness.bench.reports import BASELINE, FOLDER, MS, Report, name_of
 from harness.records.environment import CODE
 from harness.records.store import write_atomically
 from harness.terminal import Flag, console, print_json
 from impl.errors import InputError
 from impl.files import read_bytes
 
-FOLDER = CODE / "tests" / "bench"
-BASELINE = "baseline.json"
 NEEDED = ("pytest", "pytest_benchmark")
 PATIENCE_SECONDS = 30
 """Seconds that pytest has to stop its ranks when it is interrupted."""
@@ -35,54 +35,13 @@ NONE_FAILED, SOME_FAILED = 0, 1
 """pytest's exit statuses when all chosen tests have run."""
 
 
-class Stats(BaseModel):
-    """Median and interquartile range of the seconds of one benchmark's rounds, and their number."""
-
-    median: Annotated[FiniteFloat, Field(gt=0)]
-    iqr: Annotated[FiniteFloat, Field(ge=0)]
-    rounds: int
-
-
-class Benchmark(BaseModel):
-    """One benchmark of a report."""
-
-    fullname: str
-    commit: str | None = None
-    stats: Stats
-
-
-def _at(*path: str) -> Any:
-    """Return a field whose value is at this place of a report's environment; None where not known."""
-    return Field(default=None, validation_alias=AliasPath("machine_info", "environment", *path))
-
-
-class Report(BaseModel):
-    """Parts that are read of a report by pytest-benchmark."""
-
-    environment: dict[str, JsonValue] | None = _at()
-    commit: str | None = _at("git", "commit")
-    processor: JsonValue = _at("processor")
-    cores: JsonValue = _at("cores")
-    torch: JsonValue = _at("packages", "torch")
-    benchmarks: list[Benchmark]
-
-    @property
-    def machine(self) -> dict[str, JsonValue]:
-        """What times depend on."""
-        return {"processor": self.processor, "cores": self.cores, "torch": self.torch}
-
-    @property
-    def timings(self) -> dict[str, Stats]:
-        """Benchmarks of more than one round, by name."""
-        return {_name(one.fullname): one.stats for one in self.benchmarks if one.stats.rounds > 1}
-
-
 def bench(
     *,
     only: str | None = None,
     keep: Path | None = None,
     compare: Path | None = None,
     tolerance: float = 0.15,
+    history: Flag = False,
     json: Flag = False,
 ) -> int:
     """Time the parts, and other engines beside ours: the repository's benchmarks, on two idle cores.
@@ -92,10 +51,14 @@ def bench(
         keep: Folder for the side-by-side tables and baseline.json; its results of benchmarks that are not run stay.
         compare: A baseline.json, or a pytest-benchmark report: print which benchmarks are slower or faster than there.
         tolerance: Share of a benchmark's time by which it may differ.
+        history: Measure nothing: print a line for each benchmark over the committed baselines, and the commits at
+            which its time changed by more than the tolerance.
         json: Print one JSON document on standard output.
     """
     if not 0 < tolerance < math.inf:
         raise InputError(f"--tolerance {tolerance}: must be more than 0, and finite")
+    if history:
+        return tell_history(only, tolerance, json=json)
     before = _baseline(compare) if compare else None
     _require_benchmarks()
     keep = keep and keep.resolve()
@@ -158,7 +121,6 @@ def compared(now: Report, before: Report, tolerance: float, *, all_of_them: bool
     return Table("bench", "Benchmarks against the baseline", COLUMNS, frame, tuple(_notes(frame, others, tolerance)))
 
 
-MS: dict[str, Any] = {"unit": "ms", "scale": 1e-3, "si": "s"}
 COLUMNS = (
     Column(key="name", header="Benchmark", text=True),
     Column(key="before", header="Before, median", **MS),
@@ -200,8 +162,8 @@ def _merged(now: Report, earlier: Report | None) -> str:
     Benchmarks that only an earlier report of the same machine has are kept.
     """
     is_same = earlier is not None and earlier.machine == now.machine
-    kept = {_name(one.fullname): one for one in earlier.benchmarks} if earlier and is_same else {}
-    kept |= {_name(one.fullname): one.model_copy(update={"commit": now.commit}) for one in now.benchmarks}
+    kept = {name_of(one.fullname): one for one in earlier.benchmarks} if earlier and is_same else {}
+    kept |= {name_of(one.fullname): one.model_copy(update={"commit": now.commit}) for one in now.benchmarks}
     lines = ",\n".join(f"  {json_format.dumps(kept[name].model_dump())}" for name in sorted(kept))
     machine = json_format.dumps({"environment": now.environment}, indent=1)
     return f'{{\n"machine_info": {machine},\n"benchmarks": [\n{lines}\n]\n}}\n'
@@ -222,7 +184,7 @@ def _require_benchmarks() -> None:
 def _chosen(only: str | None) -> list[str]:
     """Return the names of all benchmarks, or of those that `only` is part of or matches."""
     done = subprocess.run(_pytest("--collect-only", "-q", FOLDER), cwd=CODE, capture_output=True, text=True)
-    names = [_name(line) for line in done.stdout.splitlines() if "::" in line and not line.startswith("ERROR")]
+    names = [name_of(line) for line in done.stdout.splitlines() if "::" in line and not line.startswith("ERROR")]
     if done.returncode or not names:
         last = (done.stdout + done.stderr).strip().splitlines()[-1:]
         raise InputError(f"the benchmarks in {FOLDER} cannot be read: {' '.join(last)}")
@@ -271,9 +233,3 @@ def _pytest(*arguments: object) -> list[str]:
     options = "addopts=--import-mode=importlib -p no:cacheprovider"
     command = [sys.executable, "-m", "pytest", "-c", CODE / "pyproject.toml", f"--rootdir={FOLDER.parents[1]}"]
     return [str(word) for word in (*command, "--override-ini", options, *arguments)]
-
-
-def _name(node: str) -> str:
-    """Return a benchmark's name: its file in the folder of benchmarks, its function, its parameters."""
-    file, _, function = node.partition("::")
-    return f"{file.rpartition(f'{FOLDER.name}/')[2]}::{function}"

@@ -7,6 +7,7 @@ import difflib
 import functools
 import gc
 import importlib
+import inspect
 import io
 import os
 import re
@@ -156,6 +157,7 @@ def _deferred(name: str, default: Run, given: frozenset[str]) -> Callable[..., C
                 kwargs[option] = dataclasses.replace(value, given=given)
         return functools.partial(verb, *args, **kwargs)
 
+    hold.__doc__ = f"Example: `lmscale {VERBS[name].example}`\n\n{inspect.getdoc(verb)}"
     return hold
 
 

@@ -1,27 +1,15 @@
 """The verb `report`: results of all records as a folder of pages that a browser shows without a network."""
 
-import contextlib
-import io
-import os
-import re
-from collections.abc import Iterator
 from pathlib import Path
 
-from harness.cli.main import parse
-from harness.cli.verb_table import VERBS
 from harness.experiment import folders
 from harness.experiment.loading import experiment_ids, load
 from harness.experiment.verdicts import in_words, records_of
 from harness.records.record import Record
-from harness.report.manual import Options
 from harness.report.pages import Report
 from harness.report.site import replaced, require_replaceable
 from harness.terminal import Flag, print_json, shown_progress
 from impl.errors import InputError
-from impl.run import Run
-
-COLUMNS = "100"
-"""Width of the verbs' options on their page."""
 
 
 def report(*, out: Path = Path("site"), results: Path | None = None, json: Flag = False) -> int:
@@ -41,7 +29,7 @@ def report(*, out: Path = Path("site"), results: Path | None = None, json: Flag 
     if not any(records.values()):
         raise InputError(f"--results {results or folders.OWN}: has no records; `lmscale run quickstart` makes some")
     with replaced(out) as folder:
-        made = Report(folder, results or folders.ARCHIVE, list(options()))
+        made = Report(folder, results or folders.ARCHIVE)
         for e in shown_progress(experiments, "writing pages"):
             made.add(e, records[e.id])
         manifest = made.finish()
@@ -53,18 +41,3 @@ def report(*, out: Path = Path("site"), results: Path | None = None, json: Flag 
         print(note)
     print(f"\nwritten: {len(manifest['files'])} files; open {out / 'index.html'}")
     return 0
-
-
-def options() -> Iterator[Options]:
-    """Yield the options of every verb, as its --help prints them."""
-    environment = os.environ.copy()
-    os.environ["COLUMNS"] = COLUMNS
-    try:
-        for name, verb in VERBS.items():
-            text = io.StringIO()
-            with contextlib.redirect_stdout(text), contextlib.suppress(SystemExit):
-                parse([name, "--help"], Run(), frozenset())
-            yield Options(name, verb.summary, re.sub(" +$", "", text.getvalue(), flags=re.MULTILINE).strip())
-    finally:
-        os.environ.clear()
-        os.environ.update(environment)

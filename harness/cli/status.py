@@ -1,7 +1,9 @@
 """The verbs for a sweep under way: `status`, `watch` and `cancel`."""
 
+import contextlib
 import sys
 from collections.abc import Sequence
+from pathlib import Path
 from typing import NamedTuple
 
 from rich.table import Table
@@ -15,6 +17,7 @@ from harness.launch.decide import attempt_state, state_word
 from harness.launch.follow import Display
 from harness.launch.preflight import Datasets
 from harness.launch.sweep import Sweep
+from harness.launch.trackers import Trackers, tracker_names
 from harness.rank import jobs
 from harness.rank.job import STOP, job_of
 from harness.records.attempts import Attempts
@@ -22,6 +25,7 @@ from harness.records.printable import printable
 from harness.records.store import Store
 from harness.report.results import tell_results
 from harness.terminal import TABLE_ROWS, Flag, columns, console, counted, print_json, tell_ignored
+from impl.errors import InputError
 
 
 class State(NamedTuple):
@@ -54,18 +58,23 @@ def status(which: OfWhich, json: Flag = False) -> int:
     return tell_states(chosen, states, json)
 
 
-def watch(which: OfWhich, json: Flag = False) -> int:
+def watch(which: OfWhich, track: str = "", html: Path | None = None, json: Flag = False) -> int:
     """Show the progress of an experiment's points that run elsewhere, until all have ended; nothing is started.
 
     Records of ended points are written, then tables and figures.
 
     Args:
         which: Which points.
+        track: Trackers that follow the points, as those of `run`.
+        html: A page to write, too, for a browser: losses, throughput, states and the ends of ranks' logs. It is
+            written again every 5 s, and reloads itself.
         json: Print one JSON document on standard output, at the end.
     """
     chosen = which.chosen()
     found, _, store, points = chosen
-    _wait_for(store, points)
+    trackers = Trackers(tracker_names(track), store.out)
+    with live_page(html, store, points):
+        _wait_for(store, points, trackers)
     if not store.records():
         tell_ignored(store)
         return tell_states(chosen, states_of(store, points), json)
@@ -119,6 +128,22 @@ def states_of(store: Store, chosen: Sequence[Point]) -> list[State]:
     return found
 
 
+def live_page(path: Path | None, store: Store, points: list[Point]) -> contextlib.AbstractContextManager[object]:
+    """Return a context in which a page is kept, if one is asked for.
+
+    Raises:
+        InputError: it is no file that this command may write.
+    """
+    if path is None:
+        return contextlib.nullcontext()
+    from harness.report.live import MARK, Page
+
+    if path.exists() and MARK not in path.read_text(errors="replace"):
+        raise InputError(f"--html {path}: exists, and is no page of `watch`; valid: a new file")
+    states = lambda: [(one.status, printable(one.reason or "")) for one in states_of(store, points)]
+    return Page(path, store, points, states)
+
+
 def tell_states(chosen: Chosen, states: Sequence[State], json: bool) -> int:
     """Print the state of points, and their counts."""
     found, tier, store, _ = chosen
@@ -151,6 +176,6 @@ def tell_submitted(chosen: Chosen, words: Sequence[str], json: bool) -> int:
     return tell_states(chosen, states_of(store, points), json)
 
 
-def _wait_for(store: Store, points: list[Point]) -> None:
-    with Display(len(points)) as display:
+def _wait_for(store: Store, points: list[Point], trackers: Trackers | None = None) -> None:
+    with Display(len(points), trackers=trackers) as display:
         Sweep(store, Datasets(store.folder), Options(), display).watch(points)

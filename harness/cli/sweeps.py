@@ -4,6 +4,7 @@ import contextlib
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Literal
 
 from harness.experiment.experiment import Point
 from harness.launch.attempt import Options
@@ -13,7 +14,9 @@ from harness.launch.preflight import Datasets
 from harness.launch.site_file import Cluster
 from harness.launch.slurm import Site, Where
 from harness.launch.sweep import Sweep
+from harness.launch.trackers import Trackers, tracker_names
 from harness.predict.systems import load_system
+from harness.rank import torchrun
 from harness.rank.devices import gpu_count
 from harness.records.store import FINISHED, Store
 from harness.records.writable import require_writable
@@ -23,7 +26,7 @@ from impl.simulator.system import System
 
 
 def site_of(
-    on: Where,
+    on: Where | Literal["torchrun"],
     device: DeviceChoice,
     runs: Sequence[Run],
     cluster: Cluster | None = None,
@@ -36,9 +39,13 @@ def site_of(
     Raises:
         InputError: the site is not available, though it should be.
     """
+    joined = torchrun.join() if on == "torchrun" else None
     if device == "auto":
-        enough = on == "local" and gpu_count() >= max(run.plan.world_size for run in runs)
-        device = "cuda" if enough else "cpu"
+        here = joined[0].per_node if joined else max(run.plan.world_size for run in runs)
+        device = "cuda" if on != "slurm" and gpu_count() >= here else "cpu"
+    if joined is not None:
+        return Site("local", device, allow_oom, cluster or Cluster(), joined[0], joined[1].put)
+    assert on != "torchrun"
     site = Site(on, device, allow_oom, cluster or Cluster())
     if is_there:
         site.require()
@@ -62,9 +69,12 @@ def forecaster(name: str | None, site: Site) -> System | None:
 
 def carry_out(chosen: list[Point], store: Store, datasets: Datasets, options: Options) -> None:
     """Run points into a writable folder, next to which the embedded language is kept."""
+    from harness.cli.status import live_page
+
     require_writable(store)
     datasets.keep_in(synthetic_cache(store))
-    sweep(chosen, store, datasets, options)
+    with live_page(options.saving.html, store, chosen):
+        sweep(chosen, store, datasets, options)
 
 
 def require_certified(chosen: Sequence[Point], store: Store, saving: Saving) -> None:
@@ -81,7 +91,8 @@ def require_certified(chosen: Sequence[Point], store: Store, saving: Saving) -> 
 
 
 def sweep(chosen: list[Point], store: Store, datasets: Datasets, options: Options) -> None:
-    with Display(len(chosen)) as display:
+    trackers = Trackers(tracker_names(options.saving.track), store.out)
+    with Display(len(chosen), trackers=trackers) as display:
         Sweep(store, datasets, options, display).run(chosen)
 
 

@@ -109,9 +109,8 @@ def run(
             command trains here, and on a cluster what its site file says.
         trying: How long a try may take, and when there is another one.
         profile: Also measure where a step's time goes, and the time of its parts alone, after the timed steps.
-        forecast: System for which a step of each run is predicted before it begins, a packaged one or a YAML file;
-            where finished runs have a scaling law, the final loss is, too. The record keeps the predictions, and
-            `claims --calibration` scores them.
+        forecast: System, packaged or a YAML file, for which a step of each run is predicted before it begins, and its
+            final loss where finished runs have a scaling law; records keep both, `claims --calibration` scores them.
         saving: Checkpoints and certificates, if any.
         detach: With --on slurm: end when all jobs are submitted; `watch`, or the same command, continues.
         dry_run: Print what would be run, and scripts for Slurm; nothing is written. The status is 1 if no point can.
@@ -126,10 +125,12 @@ def run(
     from harness.predict.ghost import all_fit
     from harness.report.results import tell_results
 
+    if place.follows_torchrun():
+        return 0
     require_positive(**{} if jobs is None else {"jobs": jobs})
     trying.require()
     saving.require(which.out, folders.OWN, profile=profile)
-    _require_together(detach and place.on == "local", ghost and (json or not dry_run))
+    _require_together(detach and place.on != "slurm", ghost and (json or not dry_run))
     chosen = which.chosen(TIERS[0])
     found, _, store, points = chosen
     runs = [point.run for point in points]
@@ -261,13 +262,13 @@ def train_from(default: Run) -> Callable[..., int]:
         from harness.launch.attempt import Options, why_refused
         from harness.report.results import all_tables, in_words_of_certified, print_tables, write_results
 
+        if place.follows_torchrun():
+            return 0
         trying.require()
         saving.require(out)
         site = site_of(place.on, place.device, [config], place.cluster(), allow_oom=place.allow_oom)
-        if place.on == "slurm" and out is None:
-            raise InputError("--on slurm: needs --out, a folder that all nodes of the cluster see")
-        if config.keep_end and out is None:
-            raise InputError("--keep-end: needs --out, where the checkpoint is kept")
+        if out is None:
+            _require_no_out(place, config)
         with tempfile.TemporaryDirectory() as scratch:
             store = Store(out or Path(scratch), "train", "small")
             # a run requested by name is repeated whatever its last outcome
@@ -292,6 +293,13 @@ def train_from(default: Run) -> Callable[..., int]:
         return 0 if record.status in FINISHED else 1
 
     return train
+
+
+def _require_no_out(place: Place, run: Run) -> None:
+    if place.on != "local":
+        raise InputError(f"--on {place.on}: needs --out, a folder that all nodes see")
+    if run.keep_end:
+        raise InputError("--keep-end: needs --out, where the checkpoint is kept")
 
 
 def prepare(

@@ -27,7 +27,7 @@ REQUIRED = (
     "matplotlib", "numpy", "pandas", "psutil", "pydantic", "rich", "scipy", "submitit", "tokenizers", "torch", "tyro",
 )  # fmt: skip
 """Packages that every sweep or its tables need."""
-INSTALL = "pip install --constraint requirements.lock --editable ."
+INSTALL = "make .venv/.dev, or pip install --no-deps --require-hashes --requirement requirements.lock"
 LITTLE_SHARED = 2**28
 """Free bytes of /dev/shm below which NCCL may fail for lack of them; docker's default is 64 MiB."""
 LITTLE_DISK, NO_DISK = 10 * 2**30, 2**30

@@ -156,6 +156,7 @@ def orders(
         driver_pid=os.getpid() if options.is_local else None,
         claim=entry.claim.folder if options.is_local and entry.claim else None,
         token=secrets.token_hex(16),
+        hosts=site.agents.of_ranks(run.plan.world_size) if site.agents else (),
         interface=site.cluster.interface,
         container=tuple(site.cluster.container),
         signal_seconds=site.cluster.signal_seconds,

@@ -8,6 +8,7 @@ from typing import Annotated, Literal
 import tyro
 
 from harness.launch.site_file import Cluster, read_cluster
+from harness.rank import torchrun
 from harness.rank.job import Where
 from harness.terminal import Flag
 from impl.errors import InputError
@@ -28,6 +29,12 @@ class Saving:
     certify: Flag = False
     """Record hashes of losses, gradients and weights of every step, which the verb `certify` compares. Such a run is
     not timed, so --out names a folder of its own."""
+    track: str = ""
+    """Trackers that follow the points as they train: tensorboard, wandb or mlflow, several with commas. They
+    write into the folder `tracked` beside the records."""
+    html: Path | None = None
+    """A page that shows the points as they train: losses, throughput, states and the ends of ranks' logs. It is written
+    again every 5 s, and reloads itself."""
 
     def require(self, out: Path | None, default: Path | None = None, *, profile: bool = False) -> None:
         """Check that the options make sense with this folder for records, or the one that is used without.
@@ -36,12 +43,18 @@ class Saving:
             InputError: they do not.
         """
         every = self.checkpoint_every
+        if self.track:
+            from harness.launch.trackers import tracker_names  # for few runs
+
+            tracker_names(self.track)
         if every < 0:
             raise InputError(f"--checkpoint-every {every}: must be a number of steps, or 0 for no checkpoints")
         if self.keep_checkpoints and not every:
             raise InputError("--keep-checkpoints: none are written; --checkpoint-every says after how many steps")
         if every and (out or default) is None:
             raise InputError(f"--checkpoint-every {every}: needs --out, where the same command finds them again")
+        if self.track and (out or default) is None:
+            raise InputError(f"--track {self.track}: needs --out, the folder that trackers write into")
         if self.certify and out is None:
             raise InputError("--certify: needs --out, a folder of its own: certified runs are not timed")
         if self.certify and profile:
@@ -59,8 +72,8 @@ class Saving:
 class Place:
     """Where points run."""
 
-    on: Where = "local"
-    """Where ranks run: local processes, or a Slurm cluster."""
+    on: Where | Literal["torchrun"] = "local"
+    """Where ranks run: local processes, a Slurm cluster, or the processes that torchrun has started of this command."""
     site: Path | None = None
     """Site file (TOML) with the settings of Slurm here; the options below override it."""
     partition: str | None = None
@@ -82,6 +95,14 @@ class Place:
         """
         given = {"partition": self.partition, "account": self.account, "ranks_per_node": self.ranks_per_node}
         return read_cluster(self.site, **given)
+
+    def follows_torchrun(self) -> bool:
+        """Return True in a process of torchrun but the first one, after it has followed that one to its end.
+
+        Raises:
+            InputError: torchrun has not started this process.
+        """
+        return self.on == "torchrun" and torchrun.join() is None
 
 
 @dataclass(frozen=True)

@@ -18,6 +18,7 @@ from rich.progress import (
 )
 
 from harness.experiment.experiment import Point
+from harness.launch.trackers import Trackers
 from harness.rank.results import step_of
 from harness.records.printable import printable
 from harness.records.record import Record
@@ -50,9 +51,10 @@ class Display:
     Args:
         total: number of points.
         console: where it is shown; None for standard error.
+        trackers: what follows the points, too.
     """
 
-    def __init__(self, total: int = 0, console: Console | None = None) -> None:
+    def __init__(self, total: int = 0, console: Console | None = None, trackers: Trackers | None = None) -> None:
         self.console = console or Console(stderr=True, highlight=False)
         self.progress = Progress(
             TextColumn("{task.description}"),
@@ -71,6 +73,8 @@ class Display:
         self.shown: dict[str, float] = {}
         """Times of the last line on each running point."""
         self.queue = ""
+        self.trackers = trackers or Trackers()
+        self.trackers.message = self.message
 
     def __enter__(self) -> "Display":
         self.progress.start()
@@ -78,6 +82,7 @@ class Display:
 
     def __exit__(self, *_: object) -> None:
         self.progress.stop()
+        self.trackers.close()
 
     def message(self, text: str) -> None:
         """Show a line of text."""
@@ -106,6 +111,7 @@ class Display:
 
     def finished(self, point: Point, record: Record) -> None:
         """Show the outcome of a point."""
+        self.trackers.finished(point, record)
         self._count(point)
         outcome = f"{record.status}: {record.reason}"
         if record.status == "ok":
@@ -157,11 +163,12 @@ class Follower:
         if not self.is_shown:
             self.is_shown = True
             self.display.started(self.point)
-        self.show_resumed()
+        self.catch_up()
         self.display.advanced(self.point, latest_steps(self.attempt / "rank-0.steps.jsonl"))
 
-    def show_resumed(self) -> None:
-        """Report once which step the attempt was resumed at, if it was."""
+    def catch_up(self) -> None:
+        """Have trackers follow the attempt up to now, and report once which step it was resumed at, if it was."""
+        self.display.trackers.follow(self.point, self.attempt)
         found = None if self.has_resumed else read_json(self.attempt / RESUMED)
         if not isinstance(found, dict) or not isinstance(found.get("warnings"), list) or "step" not in found:
             return

@@ -118,7 +118,7 @@ def why_doubtful(run: Run, site: Site) -> str | None:
     """Return why a run's timing on this machine is doubtful, in one line; None if it is not."""
     cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
     ranks, threads = run.plan.world_size, run.threads
-    if (site.on, site.device) != ("local", "cpu") or ranks * threads <= cores:
+    if (site.on, site.device) != ("local", "cpu") or site.agents or ranks * threads <= cores:
         return None
     return f"{ranks} ranks x {threads} threads share {cores} cores: no scaling can be read from this"
 
@@ -151,7 +151,7 @@ def _files(run: Run) -> str | None:
 
 def _memory(run: Run, tokenizer_size: int, site: Site) -> str | None:
     """Return why this machine or its GPUs are predicted to have too little memory; a cluster's is not known."""
-    if site.on != "local" or site.allow_oom:
+    if site.on != "local" or site.agents or site.allow_oom:
         return None
     ranks = predicted(run, tokenizer_size, site.device)
     fullest = max(range(len(ranks)), key=lambda rank: ranks[rank].total)

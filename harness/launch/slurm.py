@@ -27,6 +27,7 @@ from harness.rank.job import Where, keep
 from harness.rank.orders import Orders
 from harness.rank.slurm_queue import ASK_SECONDS, submissions
 from harness.rank.slurm_task import supervise
+from harness.rank.torchrun import Agents
 from harness.records.environment import CODE
 from impl.errors import InputError
 
@@ -61,6 +62,10 @@ class Site:
     allow_oom: bool = False
     """True to start also runs that are predicted not to fit the memory."""
     cluster: Cluster = field(default_factory=Cluster)
+    agents: Agents | None = None
+    """Nodes that torchrun has started; None without."""
+    announce: Callable[[str], None] = lambda _: None
+    """Passes an attempt on to torchrun's other processes."""
 
     def require(self) -> None:
         """Check that the scheduler answers.
@@ -89,6 +94,8 @@ class Site:
         if self.on == "slurm":
             per_node, uneven = self.cluster.ranks_per_node, ranks % self.nodes(ranks)
             return f"{ranks} ranks do not fill nodes of --ranks-per-node {per_node} evenly" if uneven else None
+        if self.agents is not None:
+            return self.agents.why_invalid(ranks)
         if self.device == "cuda" and ranks > gpu_count():
             return f"the plan needs {ranks} GPUs, PyTorch sees {gpu_count()} here; --device cpu runs it on processors"
         return None
@@ -103,7 +110,10 @@ class Site:
             InputError: the scheduler refuses it; the attempts it has accepted before have a job.
         """
         if self.on == "local":
-            return [local.start(attempt, self._gpus(attempt, ranks)) for attempt in attempts]
+            started = [local.start(attempt, self._gpus(attempt, ranks)) for attempt in attempts]
+            for attempt in attempts:
+                self.announce(str(attempt.resolve()))
+            return started
         arrays = [attempts[i : i + ARRAY] for i in range(0, len(attempts), ARRAY)]
         share = -(-at_once // len(arrays)) if arrays else 0
         return [job for array in arrays for job in self._submit(array, ranks, seconds, share)]
@@ -132,6 +142,8 @@ class Site:
         """Choose GPUs for the ranks of an attempt, those first that the fewest other attempts use."""
         if self.device == "cpu":
             return []
+        if self.agents is not None:
+            return [*visible_gpus()]
         in_use = jobs.gpus_in_use(attempt.parent)
         return sorted(visible_gpus(), key=in_use.count)[:ranks]
 

@@ -269,7 +269,7 @@ class Sweep:
         if self.store.has_finished(entry.id):
             return None
         if entry.follower is not None:
-            entry.follower.show_resumed()
+            entry.follower.catch_up()
         try:
             document = document_of_attempt(attempt, state, entry.id, is_mine=attempt in self.mine)
             if document is None:

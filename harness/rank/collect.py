@@ -9,7 +9,7 @@ from harness.rank.failure import Failure, Outcome, decide, last_lines
 from harness.rank.heartbeat import Alive, read_alive
 from harness.rank.job import STOP
 from harness.rank.orders import ORDERS, TrainingOrders, UnreadableError
-from harness.rank.results import Result, result_of, steps_so_far
+from harness.rank.results import MEMORY, Result, result_of, steps_so_far
 from harness.records.parse import of_document
 from harness.records.store import SCHEMA, Document
 
@@ -118,7 +118,8 @@ def _times(submitted: float, last: Sequence[Alive | Failure], results: Sequence[
 def _steps(attempt: Path, ranks: range) -> list[Document]:
     """Return the steps that every rank finished; loss and norm are equal on all, seconds are each rank's."""
     logs = [steps_so_far(attempt, rank) for rank in ranks]
-    return [{**lines[0], "seconds": [line["seconds"] for line in lines]} for lines in zip(*logs, strict=False)]
+    kept = lambda line: {name: line[name] for name in line if name != MEMORY}
+    return [{**kept(lines[0]), "seconds": [line["seconds"] for line in lines]} for lines in zip(*logs, strict=False)]
 
 
 def _certified(record: Document, results: Sequence[Result]) -> Document:

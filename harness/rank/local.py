@@ -10,6 +10,7 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
+from dataclasses import replace
 from multiprocessing import connection, get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -19,10 +20,13 @@ from harness.rank.heartbeat import read_alive
 from harness.rank.job import adopt, keep
 from harness.rank.orders import Orders
 from harness.rank.results import result_of
-from harness.rank.supervisor import GRACE_SECONDS, Supervisor, Task, python_path
+from harness.rank.supervisor import GRACE_SECONDS, POLL_SECONDS, Supervisor, Task, python_path
+from harness.rank.torchrun import others_run
 
 SPARE_SECONDS = 300.0
 """Time beyond the attempt's limit, which supervisors keep, before supervisors themselves are killed."""
+OTHERS_SECONDS = 60.0
+"""Longest wait for the ends of ranks on other hosts, after that of rank 0."""
 
 
 def start(attempt: Path, gpus: Sequence[str] = ()) -> str:
@@ -49,10 +53,11 @@ def main(attempt: Path, gpus: Sequence[str]) -> None:
     fork = get_context("fork")  # supervisors share what is imported here
     started: dict[int, BaseProcess] = {}
     try:
-        for rank in range(orders.ranks):
+        for rank in range(1 if orders.hosts else orders.ranks):
             started[rank] = fork.Process(target=_supervise, args=(attempt, orders, rank, gpus, os.getpid()))
             started[rank].start()
         _wait(attempt, dict(started), orders.time_limit_seconds + SPARE_SECONDS)
+        _wait_for_others(attempt, orders)
     except KeyboardInterrupt:
         for process in started.values():
             if process.pid is not None:
@@ -73,10 +78,19 @@ def _wait(attempt: Path, running: dict[int, BaseProcess], seconds: float) -> Non
             _fail_if_vanished(attempt, rank, running.pop(rank).exitcode or 0)
 
 
+def _wait_for_others(attempt: Path, orders: Orders) -> None:
+    """Wait for the end of ranks that other hosts supervise: once rank 0 has ended, they notice a failure soon."""
+    end = time.monotonic() + OTHERS_SECONDS
+    while orders.hosts and others_run(attempt, orders.ranks) and time.monotonic() < end:
+        time.sleep(POLL_SECONDS)
+
+
 def _supervise(attempt: Path, orders: Orders, rank: int, gpus: Sequence[str], launcher: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with suppress(KeyboardInterrupt):
-        Supervisor(attempt, orders, Task(rank, orders.ranks, rank, str(launcher)), gpus=gpus, parent=launcher).run()
+        task = Task(rank, orders.ranks, rank, str(launcher))
+        task = replace(task, job=attempt.name, hosts=orders.hosts) if orders.hosts else task
+        Supervisor(attempt, orders, task, gpus=gpus, parent=launcher).run()
 
 
 def _fail_if_vanished(attempt: Path, rank: int, code: int) -> None:

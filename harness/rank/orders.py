@@ -44,6 +44,8 @@ class Orders:
     """Working folder of the ranks."""
     container: tuple[str, ...] = ()
     """Words in front of a rank's command that run it in a container."""
+    hosts: tuple[str, ...] = ()
+    """Hosts of the ranks where torchrun has started them; () for those of this machine, or of a scheduler's job."""
     interface: str | None = None
     """Network interface of the ranks; None for the one on the route to the other hosts."""
     token: str

@@ -14,6 +14,10 @@ from impl.files import naming
 FLUSH_SECONDS = 0.5
 HASHES = "hashes"
 """Key of a step's hashes in what is measured, and saved along with a checkpoint."""
+MEMORY = "peak_memory_bytes"
+"""Key of the rank's peak so far in the log of its steps; records have the last one alone."""
+EVALUATIONS = "rank-0.evaluations.jsonl"
+"""Log of evaluations, a line each, of the attempt alone."""
 
 
 @dataclass(frozen=True)
@@ -73,6 +77,12 @@ class StepLog:
         """Write what is left."""
         with naming(self.path):
             self.file.close()
+
+
+def note_evaluations(attempt: Path, found: Sequence[Document]) -> None:
+    """Add evaluations to their log, for those that follow the run; records have them from the ranks' results."""
+    with naming(attempt / EVALUATIONS), (attempt / EVALUATIONS).open("a") as file:
+        file.writelines(json.dumps(one) + "\n" for one in found)
 
 
 def steps_path(attempt: Path, rank: int) -> Path:

@@ -115,7 +115,8 @@ class Supervisor:
 
     def _command(self) -> list[str]:
         orders, task, attempt = self.orders, self.task, self.attempt
-        where = addresses.place(attempt, task.hosts, task.node, task.job if orders.on == "slurm" else None)
+        is_job = orders.on == "slurm" or orders.hosts
+        where = addresses.place(attempt, task.hosts, task.node, task.job if is_job else None)
         ranks = [str(number) for number in (task.rank, task.local_rank, task.ranks)]
         return [*orders.container, sys.executable, "-m", orders.module, str(attempt), *ranks, where]
 

@@ -24,7 +24,7 @@ from harness.rank.json_files import write_as
 from harness.rank.orders import TrainingOrders
 from harness.rank.profile import profiled
 from harness.rank.rendezvous import RendezvousError, join
-from harness.rank.results import HASHES, Result, StepLog
+from harness.rank.results import HASHES, MEMORY, Result, StepLog, note_evaluations
 from harness.rank.roofline import gemm_rate, roofline
 from harness.records.environment import device_environment, numerics
 from harness.records.store import RESUMED, Document, write_atomically
@@ -207,7 +207,7 @@ class Worker:
                 line |= {"skipped": True} if step.is_skipped else {}
                 line |= {HASHES: self.hashes.of(step)} if self.hashes else {}
                 self.measured.steps.append(line)
-                log.add(line)
+                log.add(line | {MEMORY: Device.of(self.device).peak_bytes()})
                 if not math.isfinite(loss):
                     return "nan", f"loss is {loss} at step {i}"
                 if step.is_skipped and isinstance(trainer, Trainer) and trainer.loss_scale.scale < LEAST_SCALE:
@@ -228,6 +228,8 @@ class Worker:
         if self.run.evaluation.dimensions and isinstance(trainer, Trainer):
             found[0]["dimensions"] = dimensions(trainer, final=final)
         self.measured.evaluations += found
+        if self.rank == 0:
+            note_evaluations(self.attempt, found)
         self.measured.seconds["evaluation"] += time.perf_counter() - begin
 
     def _note_batches(self, engine: Any) -> None:

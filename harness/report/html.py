@@ -30,7 +30,6 @@ MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
 MARKDOWN.add_render_rule("table_open", lambda *_: '<div class="scroll markdown" tabindex="0"><table>\n')
 MARKDOWN.add_render_rule("table_close", lambda *_: "</table></div>\n")
 MARKDOWN.add_render_rule("fence", lambda *shown: RendererHTML.fence(*shown).replace("<pre>", '<pre tabindex="0">', 1))
-MARKDOWN.add_render_rule("image", lambda *shown: f'<span class="scroll">{RendererHTML.image(*shown)}</span>')
 LINE = MarkdownIt("commonmark", {"html": False}).disable(["image", "link", "autolink"])
 """Renderer of texts that quote records: nothing is loaded or linked."""
 
@@ -75,12 +74,11 @@ class PageLinks(Links):
         return f"[{place}]({page_of_paper(place.paper)}#{slug(place)})"
 
 
-def markdown(text: str, *, link: Callable[[str], str] = lambda _: "", images: str = "") -> Markup:
+def markdown(text: str, *, link: Callable[[str], str] = lambda _: "") -> Markup:
     """Return Markdown as HTML, with anchors of headings, and tables that scroll on narrow screens.
 
     Args:
         link: function that returns where a link leads in the report; a link that leads nowhere is plain text.
-        images: folder of the report in which images are; without it there are none.
     """
     tokens, anchors = MARKDOWN.parse(text), set[str]()
     for before, token in pairwise(tokens):
@@ -88,21 +86,19 @@ def markdown(text: str, *, link: Callable[[str], str] = lambda _: "", images: st
             anchors.add(anchor)
             before.attrSet("id", anchor)
         if token.children:
-            token.children = _in_report(token.children, link, images)
+            token.children = _in_report(token.children, link)
     return Markup(MARKDOWN.renderer.render(tokens, MARKDOWN.options, {}))
 
 
-def _in_report(tokens: list[Token], link: Callable[[str], str], images: str) -> list[Token]:
-    """Return the tokens of a line with links and images of the report alone."""
+def _in_report(tokens: list[Token], link: Callable[[str], str]) -> list[Token]:
+    """Return the tokens of a line without images, and with links of the report alone."""
     kept: list[Token] = []
     target = ""
     for token in tokens:
         if token.type == "link_open":
             target = link(str(token.attrGet("href")))
             token.attrSet("href", target)
-        elif token.type == "image":
-            token.attrSet("src", f"{images}{token.attrGet('src')}")
-        is_kept = {"link_open": target, "link_close": target, "image": images}.get(token.type, True)
+        is_kept = {"link_open": target, "link_close": target, "image": ""}.get(token.type, True)
         kept += [token] if is_kept else []
     return kept
 

@@ -22,7 +22,7 @@ from harness.figures import figures, style
 from harness.records.parts import Environment
 from harness.records.printable import printable
 from harness.records.record import Record
-from harness.report import manual, planner, results
+from harness.report import planner, results
 from harness.report.experiments_md import Found, content, index_sections
 from harness.report.html import (
     TEMPLATES,
@@ -89,12 +89,11 @@ class Report:
 
     Args:
         folder: folder that they are written to.
-        results: folder of records; documents in it become pages, too.
-        options: options of all verbs, for a page of their own.
+        results: folder of records.
     """
 
-    def __init__(self, folder: Path, results: Path, options: Sequence[manual.Options] = ()) -> None:
-        self.folder, self.results, self.options = folder, results, options
+    def __init__(self, folder: Path, results: Path) -> None:
+        self.folder, self.results = folder, results
         self.entries: list[tuple[str, str]] = []
         """What can be searched: texts, and where they lead."""
         self.templates = templates()
@@ -153,7 +152,7 @@ class Report:
         return shown_figure(figure, file.as_posix(), path.read_text())
 
     def finish(self) -> dict[str, Any]:
-        """Write the pages of papers, verdicts, environments and documents, and the index; return the manifest."""
+        """Write the pages of papers, verdicts and environments, and the index; return the manifest."""
         for paper, places in references.answered(found.experiment for found in self.found).items():
             self._paper(paper, places)
         records = [record for found in self.found for record in found.records]
@@ -168,7 +167,6 @@ class Report:
         ran = (every.title, self._table(every, "all", "environments"), "")
         self._page("environments.html", "tables.html", heading="Environments", text=_where(records), tables=[ran])
         self._page("planner.html", "planner.html", heading="Planner", data=planner.embedded(self.results))
-        self._page("verbs.html", "verbs.html", heading="Verbs", verbs=self.options)
         self._page(
             "index.html",
             "index.html",
@@ -177,8 +175,6 @@ class Report:
             counted=_counted(records),
             where=_where(records),
             headlines=ShownTable(self._headlines()),
-            documents=self._documents(),
-            manual=self._manual(),
         )
         for name in FILES:
             shutil.copyfile(TEMPLATES / name, self.folder / name)
@@ -225,34 +221,6 @@ class Report:
         text = ShownTable(printed_table("In the text", others, with_place=True), "in-the-text", csv)
         heading = references.title(paper)
         self._page(page_of_paper(paper), "paper.html", heading=heading, sections=sections, text=text)
-
-    def _manual(self) -> list[tuple[str, str]]:
-        """Write a page for each document of the checkout; return their titles and files."""
-        self.entries += [(f"lmscale {each.verb}: {each.summary}", f"verbs.html#{each.verb}") for each in self.options]
-        found = []
-        for each in manual.documents({"index.html", *self.pages}):
-            self._page(each.file, "base.html", heading=each.title, body=each.body)
-            self.entries += [(f"{head} ({each.title})", f"{each.file}#{slug(head)}") for head in each.headings]
-            found.append((each.title, each.file))
-        self.entries += found
-        return found
-
-    def _documents(self) -> list[tuple[str, str]]:
-        """Write a page for each document in the folder of records; return their titles and files."""
-        found = []
-        is_inside = lambda path: path.resolve().is_relative_to(self.results.resolve())  # no link leads elsewhere
-        for path in filter(is_inside, [*sorted(self.results.glob("*.md")), *sorted(self.results.glob("bench/*.md"))]):
-            text = path.read_text(encoding="utf-8")
-            name = f"document-{slug(path.stem)}"
-            heading = next((line.lstrip("# ") for line in text.splitlines() if line.startswith("#")), path.stem)
-            for image in filter(is_inside, sorted(path.parent.glob(f"{path.stem}*.png"))):
-                target = self.folder / "documents" / image.name
-                target.parent.mkdir(exist_ok=True)
-                shutil.copyfile(image, target)
-            body = markdown(text, images="documents/")
-            self._page(f"{name}.html", "base.html", heading=heading, body=body)
-            found.append((heading, f"{name}.html"))
-        return found
 
     def _page(self, name: str, template: str, **shown: Any) -> None:
         text = self.templates.get_template(template).render(**shown)

@@ -1,5 +1,6 @@
 """The command line as a user sees it who does not get everything right: one line for what is wrong, nothing written."""
 
+import functools
 import os
 import shutil
 import subprocess
@@ -258,6 +259,17 @@ def test_help_is_no_error(arguments: str):
     answer = call(*arguments.split())
     assert (answer.status, answer.errors) == (0, "")
     assert "usage" in answer.output.lower()
+
+
+@pytest.mark.parametrize("name", verb_table.VERBS)
+def test_help_opens_with_an_example_that_is_valid(name: str, monkeypatch: pytest.MonkeyPatch):
+    example = verb_table.VERBS[name].example
+    opening = " ".join(call(name, "--help").output.partition("Example: ")[2].split())
+    assert opening.startswith(f"`lmscale {example}` ")
+    function_of = verb_table.function_of
+    idle = lambda *of: functools.wraps(function_of(*of))(lambda *_, **__: 0)
+    monkeypatch.setattr(verb_table, "function_of", idle)
+    assert call(*example.split()).status == 0
 
 
 def test_the_list_of_verbs_says_how_the_text_of_each_begins():

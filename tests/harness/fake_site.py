@@ -22,7 +22,7 @@ class FakeSite:
     several.
     """
 
-    device, allow_oom = "cpu", False
+    device, allow_oom, agents = "cpu", False, None
     impatient = False
     """Whether the user presses Ctrl-C again when jobs are being cancelled."""
 

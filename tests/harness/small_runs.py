@@ -15,6 +15,7 @@ from harness.launch.follow import Display, Step
 from harness.launch.preflight import Datasets
 from harness.launch.slurm import Site
 from harness.launch.sweep import Options, Sweep
+from harness.launch.trackers import Trackers
 from harness.rank import jobs
 from harness.records.record import Record
 from harness.records.store import Store
@@ -77,6 +78,7 @@ class Told(Display):
         self.ends: list[tuple[str, str]] = []
         self.end_times: dict[str, float] = {}
         self.on_look, self.on_start = on_look, on_start
+        self.trackers = Trackers()
 
     def message(self, text: str) -> None:
         self.messages.append(text)

@@ -216,7 +216,7 @@ class Hand:
     machine: int
     children: set[Path] = field(default_factory=set)
     """Tries whose ranks end with this harness."""
-    device, allow_oom, cluster = "cpu", False, Cluster()
+    device, allow_oom, agents, cluster = "cpu", False, None, Cluster()
 
     def why_invalid(self, ranks: int) -> str | None:
         return None

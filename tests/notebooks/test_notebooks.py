@@ -12,8 +12,8 @@ from tests.documents import alike
 from tests.notebooks.executed import COMPUTES, ROOT, SOURCES, execute, read, told
 
 NAMES = {
-    "add_your_own_ablation", "layernorm_placement", "pipeline_timelines", "scaling_laws", "simulator_accuracy",
-    "throughput_and_scaling", "zero_memory",
+    "add_your_own_ablation", "imported_archive", "layernorm_placement", "pipeline_timelines", "scaling_laws",
+    "simulator_accuracy", "throughput_and_scaling", "zero_memory",
 }  # fmt: skip
 TEACHES = "add_your_own_ablation"
 """It shows how runs and a check are written."""

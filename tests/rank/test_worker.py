@@ -28,6 +28,7 @@ def test_the_recorded_peak_on_a_gpu_is_trainings_and_not_start_ups(
     monkeypatch.setattr(worker, "make", doing("make", SimpleNamespace(next_token=None)))
     monkeypatch.setattr(worker, "gemm_rate", doing("measure", {}))
     one: Any = object.__new__(worker.Worker)
+    one.device = torch.device("cpu")
     one.heart = SimpleNamespace(enter=lambda *_, **__: None)
     one.orders, one.measured = made_up(), Measured()
     one.device, one.mesh, one.hashes, one.local_rank = torch.device("cpu"), None, None, 0
@@ -45,6 +46,7 @@ def test_the_recorded_peak_on_a_gpu_is_trainings_and_not_start_ups(
 def training(folder: Path, steps: int) -> Any:
     """A worker that could train so many steps."""
     one: Any = object.__new__(worker.Worker)
+    one.device = torch.device("cpu")
     one.attempt, one.rank, one.hashes = folder, 0, None
     one.measured = Measured(seconds={"training": 0.0})
     one.heart, one.watch = SimpleNamespace(enter=lambda *_: None), SimpleNamespace(reset=lambda: None)

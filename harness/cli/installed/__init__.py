@@ -2,15 +2,32 @@
 
 They import each other by the names that they have in the tree, so this folder becomes the first in which Python looks.
 In an editable installation they are found without it.
+
+`lmscale.run(what)` trains, `lmscale.load(folder).frame()` reads: `harness.cli.api` documents both.
 """
 
 import sys
 from pathlib import Path
+from typing import Any
 
 HERE = Path(__file__).resolve().parent
+PUBLIC = ("run", "load", "frame", "Records")
 
 if (HERE / "harness").is_dir() and str(HERE) not in sys.path:
     sys.path.insert(0, str(HERE))
+
+
+def __getattr__(name: str) -> Any:
+    """Import what is public as it is asked for: the command line starts faster without."""
+    if name not in PUBLIC:
+        raise AttributeError(f"module 'lmscale' has no attribute {name!r}; valid: {', '.join(PUBLIC)}")
+    from harness.cli import api
+
+    return getattr(api, name)
+
+
+def __dir__() -> list[str]:
+    return [*PUBLIC, "main"]
 
 
 def main() -> int:

@@ -34,12 +34,13 @@
     place.before(box);
   };
 
-  const tables = [...document.querySelectorAll(".scroll > table")].filter((table) => table.tBodies[0]?.rows.length > 1);
+  const tables = [...document.querySelectorAll(".scroll table")].filter((table) => table.tBodies[0]?.rows.length > 1);
   for (const table of tables) {
     const heads = [...table.tHead.rows[0].cells];
     heads.forEach((head, index) => {
       const button = document.createElement("button");
       button.append(...head.childNodes);
+      if (!button.textContent.trim()) button.setAttribute("aria-label", `Sort by column ${index + 1}`);
       head.append(button);
       button.addEventListener("click", () => {
         const isUp = head.getAttribute("aria-sort") !== "ascending";
@@ -51,8 +52,8 @@
   }
   const together = document.querySelector("[data-together]");
   if (together) {
-    addFilter([...together.querySelectorAll(".scroll > table")].filter((table) => table.tBodies[0]), together);
+    addFilter([...together.querySelectorAll(".scroll table")].filter((table) => table.tBodies[0]), together);
   } else {
-    for (const table of tables) if (table.tBodies[0].rows.length >= LONG) addFilter([table], table.parentElement);
+    for (const table of tables) if (table.tBodies[0].rows.length >= LONG) addFilter([table], table.closest(".scroll"));
   }
 }

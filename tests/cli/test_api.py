@@ -1,0 +1,79 @@
+"""What `import lmscale` offers: runs, records and frames, whose columns the documents name."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from harness.cli import api, installed
+from harness.records.measures import frame
+from harness.records.store import Store
+from impl.errors import InputError
+from impl.model.sizes import named
+from impl.recipe import Recipe
+from impl.run import Run
+from tests.documents import ROOT
+from tests.harness.made_up_records import document, record
+
+
+def keep(out: Path, name: str, tier: str, seed: int = 0) -> None:
+    made = document(record(seed=seed)) | {"experiment": name, "tier": tier}
+    Store(out, name, tier).write(made)
+
+
+@pytest.fixture
+def records(tmp_path: Path) -> Path:
+    keep(tmp_path / "runs", "quickstart", "small")
+    keep(tmp_path / "runs", "quickstart", "small", seed=1)
+    keep(tmp_path / "runs", "quickstart", "smoke")
+    keep(tmp_path / "inbox" / "theirs", "lab/widths", "small")
+    return tmp_path
+
+
+def test_records_are_read_from_any_folder_at_or_above_their_tiers(records: Path) -> None:
+    count = lambda where, **more: len(api.load(records / where, **more))
+    assert [count(where) for where in ("runs", "runs/quickstart", "runs/quickstart/small", "inbox")] == [3, 3, 2, 1]
+    assert count("runs", tier="smoke") == 1
+    assert {one.experiment for one in api.load(records / "inbox/theirs")} == {"lab/widths"}
+    assert repr(api.load("quickstart")) == "<2 records of quickstart, small>", "your own, the largest tier"
+    assert isinstance(api.load("quickstart")[:1], api.Records)
+
+
+def test_a_frame_has_a_row_for_each_run(records: Path) -> None:
+    rows = api.load(records / "runs/quickstart/small").frame()
+    assert list(rows["seed"]) == [0, 1]
+    both = [*api.load(records / "runs", tier="small"), *api.load(records / "inbox")]
+    assert len(api.frame(both)) == 3
+    assert list(api.load(records / "inbox").evaluations()["name"]) == ["valid"]
+
+
+def test_what_has_no_records_is_refused(records: Path) -> None:
+    (records / "empty").mkdir()
+    with pytest.raises(InputError, match="empty: has no records; `lmscale run` makes some"):
+        api.load(records / "empty")
+    with pytest.raises(InputError, match="quick"):
+        api.load("no_such_experiment")
+
+
+def test_runs_are_trained_and_not_again(tmp_path: Path) -> None:
+    run = Run(model=named("gpt-0.5m"), train=Recipe(steps=3, global_batch=2, microbatch=2))
+    [first] = api.run(run, out="mine")
+    assert (first.status, first.experiment) == ("ok", "mine")
+    [again] = api.run([run], out="mine")
+    assert again.attempt == first.attempt
+    assert len(api.load("mine")) == 1
+    with pytest.raises(InputError, match="no token folder nowhere"):
+        api.run([run, Run(data=type(run.data)(dataset="nowhere"))], out="mine")
+
+
+def test_the_documents_name_every_column() -> None:
+    [section] = re.findall(r"^## In Python$(.*)", (ROOT / "docs/results.md").read_text(), re.MULTILINE | re.DOTALL)
+    rows = [line.split("|")[1] for line in section.splitlines() if line.startswith("| `")]
+    assert sorted(re.findall(r"`(\w+)`", " ".join(rows))) == sorted(frame([record()]).columns)
+
+
+def test_the_package_has_these_names_and_says_so() -> None:
+    assert installed.load is api.load
+    assert set(installed.PUBLIC) <= set(dir(installed))
+    with pytest.raises(AttributeError, match="valid: run, load, frame, Records"):
+        installed.train  # noqa: B018
