@@ -51,9 +51,9 @@ site: $(VENV)/.pages
 	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet -f docs/site/mkdocs.yml -d $(CURDIR)/build/site
 	$(BIN)/lmscale report --out build/site/report
 
-# `make lock UPGRADE=rich`; needs uv
+# `make lock UPGRADE=rich`, with WHEELS=FOLDER of PyTorch's CPU wheels; needs uv
 lock:
-	$(BIN)/python -m tests.lock $(if $(UPGRADE),--upgrade $(UPGRADE))
+	$(BIN)/python -m tests.lock $(if $(UPGRADE),--upgrade $(UPGRADE)) $(if $(WHEELS),--wheels $(WHEELS))
 
 $(VENV)/bin/python:
 	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "Python 3.11 or newer is needed, this is " + sys.version.split()[0])'

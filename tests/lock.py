@@ -28,7 +28,7 @@ TORCH = re.compile(r"^torch==.*\\\n((?: .*\n)*)", re.MULTILINE)
 PINNED = re.compile(r"^[\w.\-\[\]]+==[^\s;\\]+", re.MULTILINE)
 
 
-def main(*, upgrade: tuple[str, ...] = (), wheels: Path = Path("/opt/wheels")) -> None:
+def main(*, upgrade: tuple[str, ...] = (), wheels: Path | None = None) -> None:
     """Write the locks.
 
     Args:
@@ -56,7 +56,7 @@ def main(*, upgrade: tuple[str, ...] = (), wheels: Path = Path("/opt/wheels")) -
         (ROOT / name).write_text(HEAD.format(", ".join(extras) or "what lmscale needs") + OF_CUDA.sub("", text))
         print(f"{name}: {len(PINNED.findall(text))} packages")
     [version] = re.findall(r"^torch==([\d.]+)", (ROOT / "requirements-core.lock").read_text(), re.MULTILINE)
-    if any(wheels.glob(f"torch-{version}+cpu-*.whl")):
+    if wheels is not None and any(wheels.glob(f"torch-{version}+cpu-*.whl")):
         (ROOT / "requirements-cpu.lock").write_text(HEAD.format("PyTorch's CPU wheels") + of_cpu(version, wheels))
 
 
