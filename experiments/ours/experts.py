@@ -16,8 +16,8 @@ from harness.experiment.kit import (
 )  # fmt: skip
 
 BALANCING, STILL = 0.005, 1e-6
-"""Change of a bias in a step, by which after eight steps the fuller half of the experts has 52 or 53% of the rows in the
-mean of the layers, 58% in one; and the rate at which weights keep their initial values meanwhile."""
+"""Change of a bias in a step, by which after eight steps the fuller half of the experts has 52 or 53% of the rows in
+the mean of the layers, 58% in one; and the rate at which weights keep their initial values meanwhile."""
 
 
 def way(run: Run) -> str:
