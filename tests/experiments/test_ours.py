@@ -255,3 +255,16 @@ def test_cost_scaling_table_and_figure_say_what_is_over_proportional() -> None:
     marked = scaling_table(found).frame
     assert set(marked["ranks"][marked["mark"] == "†"]) == {4, 8}
     assert all(math.isnan(one) for one in marked["efficiency"][marked["mark"] == "†"])
+
+
+@pytest.mark.parametrize(
+    ("shared", "balanced", "expected"),
+    [(0.9, 0.8, [YES, YES]), (1.0, 0.9, [PARTLY, YES]), (1.2, 1.1, [NO, YES]), (1.2, 1.3, [NO, NO])],
+)
+def test_experts_verdicts(shared: float, balanced: float, expected: list[str]) -> None:
+    """Times in those of an MLP's step, with the choices of an untrained router and with balanced ones."""
+
+    def seconds(run: Run) -> float:
+        return 0.1 if run.plan.ep == 1 else 0.1 * (balanced if run.model.balance_bias else shared)
+
+    assert verdicts("experts", thrice(small("experts", seconds))) == expected
