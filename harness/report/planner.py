@@ -1,13 +1,14 @@
 """The report's planner: the closed form as tables and a program for a browser, for some models on some systems.
 
 Tables hold what the laws of operations, collectives and states give for the plans of a grid; the program is the closed
-form's own arithmetic on them, as `harness.report.traced` recorded it. There are no experts, as no model here has them.
+form's own arithmetic on them, as `harness.report.traced` recorded it.
 """
 
 import contextlib
 import hashlib
 import itertools
 import json
+import math
 import os
 import re
 from collections.abc import Iterator, Mapping, Sequence
@@ -37,10 +38,11 @@ from impl.simulator.system import System
 
 SYSTEMS = ("selene", "dgx_h100", "frontier")
 """Calibrated systems that the planner has."""
-MODELS = ("gpt-175b", "ptdp-39.1b", "llama-2-13b", "llama-3.1-70b")
+MODELS = ("gpt-175b", "ptdp-39.1b", "llama-2-13b", "llama-3.1-70b", "mixtral-8x7b")
 """Models that the planner has; all of these systems align their heads."""
 GRID: dict[str, tuple[Any, ...]] = {
     **{"tp": (1, 2, 4, 8, 16), "cp": (1, 2), "pp": (1, 2, 4, 8, 16, 32), "dp": tuple(2**n for n in range(9))},
+    "ep": (1, 2, 4, 8),
     **{"zero_stage": (0, 1, 2, 3), "recompute": NAMES["recompute"], "sequence_parallel": (False, True)},
     **{"microbatch": (1, 2, 4), "schedule": NAMES["schedule"], "chunks": (1, 2, 4)},
 }
@@ -130,10 +132,13 @@ def _number(knob: str, value: Any) -> int:
 
 def _degrees(task: Task, reasons: Mapping[str, str]) -> Iterator[Row]:
     """Yield degrees and sequence parallelism of possible plans."""
+    model = task.base.model
     for tp, cp, pp, dp, splits in itertools.product(*(GRID[name] for name in ("tp", "cp", "pp", "dp")), (0, 1)):
-        fits = tp * cp * pp * dp <= GPUS[-1] and pp <= task.base.model.num_layers
+        fits = tp * cp * pp * dp <= GPUS[-1] and pp <= model.num_layers
         if fits and splits <= (tp > 1) and _key(tp, cp, splits) not in reasons:
-            yield {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "sequence_parallel": splits}
+            shares = math.gcd(model.experts or 1, cp * dp)
+            for ep in (ep for ep in GRID["ep"] if shares % ep == 0):
+                yield {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "ep": ep, "sequence_parallel": splits}
 
 
 def _key(*values: int) -> str:
@@ -147,7 +152,7 @@ def _covering(task: Task, reasons: Mapping[str, str]) -> Iterator[Row]:
             yield row | {"microbatch": 1, "zero_stage": stage}
         for microbatch, recompute in itertools.product(GRID["microbatch"], GRID["recompute"]):
             yield row | {"microbatch": microbatch, "recompute": recompute}
-        for chunks in GRID["chunks"] if row["tp"] * row["dp"] == 1 else ():
+        for chunks in GRID["chunks"] if (row["tp"], row["dp"]) == (1, row["ep"]) else ():
             if row["pp"] * chunks <= task.base.model.num_layers:
                 yield row | {"microbatch": 1, "chunks": chunks}
 
@@ -177,6 +182,7 @@ def _model(task: Task, vocab_size: int) -> dict[str, Any]:
     run = task.base
     return {
         **{"layers": run.model.num_layers, "hidden_size": run.model.hidden_size, "seq_len": run.model.seq_len},
+        "experts": run.model.experts,
         **{"precision": run.precision, "peak": task.system.peak(run.precision)},
         "flops": model_flops("ptdp", run.model, 1, vocab_size),
     }

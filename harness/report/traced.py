@@ -85,8 +85,7 @@ class _Tracing(ClosedForm):
 
     def _gather(self, plans: Plans, law: Any, *knobs: str) -> Any:
         found = self.form._gather(self.plan, law, *knobs)
-        every = *knobs, "cp", "cp_attention"
-        row = self.program.add("row", law.__name__, *(plans[knob] for knob in every))
+        row = self.program.add("row", law.__name__, *(plans[knob] for knob in (*knobs, *self.everywhere)))
         return _like(found, iter(range(10**6)), row)
 
 

@@ -139,9 +139,14 @@ class ClosedForm:
             near = Plans({**plans.columns, "pp": np.minimum(pp, most)})
         return plans, ranks, self._gather(near, self._states, *knobs)
 
+    @property
+    def everywhere(self) -> tuple[str, ...]:
+        """Knobs on which every law depends."""
+        return "cp", "cp_attention", *("ep",) * bool(self.base.model.experts)
+
     def _gather(self, plans: Plans, law: Callable[[Run], T], *knobs: str) -> T:
         """Return a law's quantities as columns: of a run for each set of the knobs' values, other knobs at defaults."""
-        knobs = *knobs, "cp", "cp_attention", *("ep",) * bool(self.base.model.experts)  # every law depends on these
+        knobs = *knobs, *self.everywhere
         code = np.zeros(len(plans), dtype=np.int64)
         for knob in knobs:
             code = code * (int(plans[knob].max()) + 1) + plans[knob]

@@ -39,8 +39,8 @@ from impl.simulator.step import pipeline_of
 
 RESULTS = Path(__file__).resolve().parents[2] / "results"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-SYSTEMS, MODELS = ("selene", "dgx_h100"), ("llama-2-13b", "llama-3.1-70b")
-"""Habits of dropout and of gathering ahead; heads that tp 16 does not divide, and sequences that ranks may share."""
+SYSTEMS, MODELS = ("selene", "dgx_h100"), ("llama-2-13b", "llama-3.1-70b", "mixtral-8x7b")
+"""Habits of dropout and of gathering ahead; heads that tp 16 does not divide; sequences and experts to share."""
 PLANS = int(os.environ.get("PLANNER_PLANS", "300"))
 """All: `PLANNER_PLANS=10000 EVERY_SYSTEM=1 pytest tests/report/test_planner.py`."""
 SEED = int(os.environ.get("RANDOM_SEED", "0")) or random.randrange(10**6)
@@ -113,6 +113,8 @@ def settled(choice: Choice) -> Choice:
         found["chunks"] = 1
     found["sequence_parallel"] &= found["tp"] > 1
     found["zero_stage"] *= found["dp"] * found["cp"] > 1
+    if not named(found["model"]).experts:
+        found["ep"] = 1
     return found
 
 
@@ -197,7 +199,7 @@ def test_answers_to_random_plans_are_those_of_python(page: Path) -> None:
 
 
 def test_an_answer_names_what_is_nearest_and_where_the_plan_lies(page: Path, made: dict[str, Any]) -> None:
-    choice = drawn(random.Random(3)) | {"system": "selene", "tp": 8, "cp": 1, "pp": 1, "gpus": 8, "batch": 64}
+    choice = drawn(random.Random(3)) | {"system": "selene", "tp": 8, "cp": 1, "ep": 1, "pp": 1, "gpus": 8, "batch": 64}
     shown = answered(page, "judged(given)", choice)
     assert shown["shift"] in made["shifts"]
     assert shown["nearest"] in made["systems"]["selene"]["published"]
@@ -287,7 +289,7 @@ def test_a_drawn_timeline_is_the_simulated_one(page: Path) -> None:
 
 def test_a_drawn_timeline_ends_as_a_predicted_step_does(page: Path) -> None:
     base = {"system": "selene", "model": "llama-3.1-70b", "tp": 2, "cp": 1, "dp": 1, "microbatch": 1, "zero_stage": 0}
-    base |= {"recompute": "full", "sequence_parallel": False, "batch": 16}
+    base |= {"ep": 1, "recompute": "full", "sequence_parallel": False, "batch": 16}
     shapes = [{"pp": pp, "schedule": s, "chunks": v} for s, pp, _, v in PIPELINES[3:9]]
     choices = [base | shape | {"gpus": 2 * shape["pp"]} for shape in shapes]
     ends = """given.map(judged).map(({choice, passes, hops}) =>

@@ -30,12 +30,13 @@ function executed(program, laws, inputs) {
 }
 
 // A knob without effect in a plan keeps its default, as where plans are searched.
-function settled(asked) {
+function settled(asked, model) {
   const c = {...asked, dp: asked.gpus / (asked.tp * asked.cp * asked.pp)};
   if (c.pp === 1) c.schedule = "one_f_one_b";
   if (c.schedule !== "interleaved") c.chunks = 1;
   if (c.tp === 1) c.sequence_parallel = false;
   if (c.dp * c.cp === 1) c.zero_stage = 0;
+  if (!model.experts) c.ep = 1;
   return {...c, sequence_parallel: Boolean(c.sequence_parallel), microbatches: c.batch / (c.dp * c.microbatch)};
 }
 
@@ -56,6 +57,9 @@ function problem(c, plan) {
     const near = m > p ? `${Math.floor(m / p) * p} or ${(Math.floor(m / p) + 1) * p}` : p;
     return `plan.schedule interleaved takes multiples of plan.pp ${p} microbatches, not ${m}; valid: ${near}`;
   }
+  const valid = divisors(plan.model.experts || 1).filter((ep) => (dp * c.cp) % ep === 0);
+  if (!text && !valid.includes(c.ep))
+    return `plan.ep ${c.ep} does not divide model.experts ${plan.model.experts} and the ${dp * c.cp} ranks of plan.dp and plan.cp; valid: ${valid.join(", ")}`;
   return text || (dp > DATA.most_dp ? `plan.dp ${dp} is not in the planner; valid: up to ${DATA.most_dp}` : "");
 }
 
@@ -90,7 +94,7 @@ function doubts(c, plan, system, seconds) {
 }
 
 function judged(asked) {
-  const c = settled(asked), plan = DATA.plans[`${c.system} ${c.model}`], system = DATA.systems[c.system], {model} = plan;
+  const plan = DATA.plans[`${asked.system} ${asked.model}`], system = DATA.systems[asked.system], {model} = plan, c = settled(asked, model);
   const reason = problem(c, plan);
   if (reason) return {choice: c, reason};
   const number = (name, value) => (DATA.names[name] ? DATA.names[name].indexOf(value) : Number(value));
@@ -152,7 +156,7 @@ const seconds = (of) => (of >= 0.1 ? `${Number(of.toPrecision(4))} s` : `${Numbe
 const gib = (of) => (of / GIB).toFixed(2);
 const percent = (of) => `${(100 * of).toFixed(1)}%`;
 const CONTROLS = {system: "System", model: "Model", gpus: "GPUs", batch: "Global batch (sequences)", tp: "Tensor parallel (tp)",
-  cp: "Context parallel (cp)", pp: "Pipeline (pp)", microbatch: "Microbatch (sequences)", zero_stage: "ZeRO stage",
+  cp: "Context parallel (cp)", ep: "Expert parallel (ep)", pp: "Pipeline (pp)", microbatch: "Microbatch (sequences)", zero_stage: "ZeRO stage",
   recompute: "Recomputation", schedule: "Schedule", chunks: "Placement: chunks a rank", sequence_parallel: "Sequence parallel"};
 const START = {gpus: 64, batch: 64, tp: 8, pp: 8, schedule: "interleaved", recompute: "full", chunks: 2};
 const OPERATION = {F: "forward", B: "backward", I: "input gradient", W: "weight gradient"};
@@ -198,7 +202,7 @@ function drawn(found) {
 
 function show(verdict, place, asked) {
   const found = judged(asked), {choice: c} = found, list = (of) => of.map((text) => `<li>${text}</li>`).join("");
-  for (const knob of ["schedule", "chunks", "sequence_parallel", "zero_stage"])
+  for (const knob of ["schedule", "chunks", "sequence_parallel", "zero_stage", "ep"])
     document.getElementById(knob).closest(".knob").classList.toggle("idle", c[knob] !== asked[knob]);
   verdict.className = `verdict ${{fits: "good", "may fit": ""}[found.fit] ?? "bad"}`;
   verdict.innerHTML = `<strong>Impossible.</strong> ${found.reason}`;
