@@ -46,10 +46,9 @@ faults: $(VENV)/.dev
 accuracy: $(VENV)/.core
 	$(BIN)/lmscale accuracy --out results
 
-# documents, papers, experiments, verbs and API, with all tables and the planner in build/site/report
-site: $(VENV)/.pages
-	NO_MKDOCS_2_WARNING=1 $(BIN)/python -m mkdocs build --strict --quiet -f docs/site/mkdocs.yml -d $(CURDIR)/build/site
-	$(BIN)/lmscale report --out build/site/report
+# documents, papers, experiments, verbs and API as one site, from the committed records
+site: $(VENV)/.core
+	$(BIN)/lmscale report --out build/site --results results
 
 # `make lock UPGRADE=rich`, with WHEELS=FOLDER of PyTorch's CPU wheels; needs uv
 lock:
@@ -72,6 +71,6 @@ $(VENV)/.dev: $(VENV)/.core requirements.lock
 	$(LOCKED) requirements.lock
 	touch $@
 
-$(VENV)/.pages: $(VENV)/.core requirements-pages.lock
-	$(LOCKED) requirements-pages.lock
+$(VENV)/.browser: $(VENV)/.core requirements-browser.lock
+	$(LOCKED) requirements-browser.lock
 	touch $@

@@ -15,7 +15,7 @@ DATA = {
     "harness.cli": ["templates/*"],
     "harness.experiment": ["published/*.csv", "published/steps/*"],
     "harness.predict": ["systems/*.yaml"],
-    "harness.report": ["templates/*"],
+    "harness.report": ["templates/*", "templates/assets/*"],
 }
 FOLDERS = {f"{BELOW}{each}": each.replace(".", "/") for each in FOUND}
 

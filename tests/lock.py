@@ -19,7 +19,7 @@ from tests.documents import ROOT
 LOCKS = {
     "requirements-core.lock": (),
     "requirements.lock": ("dev", "notebooks", "eval", "hf"),
-    "requirements-pages.lock": ("pages", "browser"),
+    "requirements-browser.lock": ("browser",),
 }
 """Files with the extras that they lock; the second one is what results are measured with."""
 HEAD = "# Exact versions that the results were measured with, and hashes of their files: {}.\n"

@@ -1,13 +1,11 @@
-"""Pages of the report, each written as soon as its content is known."""
+"""Pages of the report as Markdown, from which MkDocs makes the site: experiments, papers, verdicts, environments."""
 
 import json
-import shutil
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pandas as pd
-from markupsafe import Markup
 
 from harness.analysis import render, tables
 from harness.analysis.render import Column, Table, shown
@@ -22,25 +20,13 @@ from harness.figures import figures, style
 from harness.records.parts import Environment
 from harness.records.printable import printable
 from harness.records.record import Record
-from harness.report import planner, results
-from harness.report.experiments_md import Found, content, index_sections
-from harness.report.html import (
-    TEMPLATES,
-    PageLinks,
-    ShownFigure,
-    ShownTable,
-    markdown,
-    page_of,
-    page_of_paper,
-    shown_figure,
-    slug,
-    templates,
-)
+from harness.report import results
+from harness.report.experiments_md import Found, Links, content, index_sections, page_of
+from harness.report.html import ShownTable, alt_of, part, read_figure, slug
 
-KIND, MANIFEST = "lmscale_report", "report.json"
-"""Field that identifies a folder as a report, and the file that has it."""
-FILES = ("style.css", "search.js", "tables.js", "planner.js")
-"""Files of the templates that the pages load."""
+INDEX = "EXPERIMENTS.md"
+FIRST = "---\nsearch:\n  boost: 10\n---"
+"""Head of a page that a search finds first."""
 
 
 def _texts(**headers: str) -> tuple[Column, ...]:
@@ -74,18 +60,40 @@ HEADLINES = _texts(
 )
 
 
-class Part(NamedTuple):
-    """Results from the records of one tier."""
+class SiteLinks(Links):
+    """Markdown links to pages of the site.
 
-    tier: Tier
-    text: str
-    """Where the records are from, and how many points they are of."""
-    figures: list[ShownFigure]
-    tables: list[ShownTable]
+    Args:
+        page: the page that has them.
+    """
+
+    def __init__(self, page: str) -> None:
+        self.root = root_of(page)
+
+    def experiment(self, name: str) -> str:
+        return f"[{name}]({self.root}{page_of(name)})"
+
+    def paper(self, paper: str) -> str:
+        return f"[{references.title(paper)}]({self.root}papers/{paper}.md)"
+
+    def place(self, place: Place) -> str:
+        return f"[{place}]({self.root}{page_of_place(place)})"
 
 
-class Report:
-    """Pages, tables and figures in a folder.
+def root_of(page: str) -> str:
+    """Return the way from a page to the site's folder."""
+    return "../" * page.count("/")
+
+
+def page_of_place(place: Place) -> str:
+    """Return the page of a paper's table or figure."""
+    return f"papers/{place.paper}-{slug(place)}.md"
+
+
+class Pages:
+    """Markdown, tables and figures in a folder.
+
+    Tables and figures are HTML, which Markdown here cannot contain: `html` has each by the mark that stands for it.
 
     Args:
         folder: folder that they are written to.
@@ -94,102 +102,98 @@ class Report:
 
     def __init__(self, folder: Path, results: Path) -> None:
         self.folder, self.results = folder, results
-        self.entries: list[tuple[str, str]] = []
-        """What can be searched: texts, and where they lead."""
-        self.templates = templates()
+        self.html: dict[str, str] = {}
         self.found: list[Found] = []
-        self.pages: list[str] = []
 
     def add(self, e: Experiment, records: Sequence[Record]) -> None:
         """Write an experiment's page: that of the repository, then all tables and figures of every tier."""
         found = Found(e, list(records), verdicts_of(e, records))
         self.found.append(found)
-        self.entries.append((f"{e.id}: {e.question}", page_of(e.id)))
-        self.entries += [(f"claim: {claim.text} ({e.id})", f"{page_of(e.id)}#claims") for claim in e.claims]
-        by_tier: dict[Tier, list[Record]] = {
-            tier: [record for record in records if record.tier == tier] for tier in reversed(TIERS)
-        }
-        self._page(
-            page_of(e.id),
-            "experiment.html",
-            heading=e.id,
-            content=list(self._content(found)),
-            tiers=[self._part(e, tier, of_tier) for tier, of_tier in by_tier.items() if of_tier],
-            places=references.of_experiment(e),
-        )
+        page = page_of(e.id)
+        links = SiteLinks(page)
+        places = [f"{links.paper(one.paper)}, {links.place(one)}" for one in references.of_experiment(e)]
+        name, question, *others = content(found, findings_of(self.results, e.id))
+        text = [str(name), str(question), "; ".join(places), self._put("legend")]
+        for one in others:
+            text.append(one if isinstance(one, str) else self._titled(one, page, e.id))
+        for tier in TIERS[::-1]:
+            if of_tier := [record for record in records if record.tier == tier]:
+                text += self._tier(e, tier, of_tier, page)
+        body = "\n\n".join(text)
+        for tier in TIERS:
+            body = body.replace(f"[{tier}]({tier})", f"[{tier}](#tier-{tier})")
+        self.write(page, body)
 
-    def _content(self, found: Found) -> Iterator[Markup | ShownTable]:
-        """Yield the parts of an experiment's page."""
-        to_tier = {str(tier): f"#{tier}" for tier in TIERS}
-        for part in content(found, findings_of(self.results, found.experiment.id)):
-            if isinstance(part, str):
-                yield markdown(part, link=lambda target: to_tier.get(target, ""))
-            elif part.name == "verdicts":
-                yield self._table(part, found.experiment.id, part.name)
-            else:
-                yield ShownTable(part)
+    def _titled(self, table: Table, page: str, place: str) -> str:
+        file = self._csv(table, place, table.name, page) if table.name == "verdicts" else ""
+        return f"### {table.title}\n\n" * bool(table.title) + self._put("grid", ShownTable(table, csv=file))
 
-    def _part(self, e: Experiment, tier: Tier, records: Sequence[Record]) -> Part:
-        made, there = results.all_tables(records, table=e.table), f"{e.id}/{tier}"
+    def _tier(self, e: Experiment, tier: Tier, records: Sequence[Record], page: str) -> Iterator[str]:
+        """Yield the parts of a page on the records of one tier."""
+        where = f"{_where(records)}. {tables.denominators(records)}."
+        yield f"## Tier {tier}\n\n{where[0].upper()}{where[1:]}"
+        there = f"{e.id}/{tier}"
         with style.style():
-            drawn = figures.drawn(records, table=e.table, figure=e.figure)
-            shown_figures = [self._figure(figure, there, name) for name, figure in drawn.items()]
-        shown_tables = [self._table(table, there, table.name) for table in (*made, environments(records))]
-        self.entries += [(f"{t.table.title}: {e.id}, {tier}", f"{page_of(e.id)}#{t.id}") for t in shown_tables]
-        return Part(tier, f"{_where(records)}. {tables.denominators(records)}.", shown_figures, shown_tables)
+            for name, figure in figures.drawn(records, table=e.table, figure=e.figure).items():
+                file = Path("figures", *map(slug, there.split("/")), f"{slug(name)}.svg")
+                path = self.folder / file
+                path.parent.mkdir(parents=True, exist_ok=True)
+                style.save(figure, path)
+                shown_at = f"{root_of(page)}{file.as_posix()}"
+                yield self._put("figure", read_figure(shown_at, path.read_text(), alt_of(figure)))
+        for table in (*results.all_tables(records, table=e.table), environments(records)):
+            file = self._csv(table, there, table.name, page)
+            yield self._put("details", ShownTable(table, slug(f"{tier} {table.name}"), file))
 
-    def _table(self, table: Table, place: str, name: str) -> ShownTable:
-        """Write a table's file of unrounded values, and return the table for its template."""
+    def _put(self, macro: str, *shown: Any) -> str:
+        """Return the mark of HTML that a macro makes."""
+        mark = f"@@{len(self.html)}@@"
+        self.html[mark] = part(macro, *shown)
+        return mark
+
+    def _csv(self, table: Table, place: str, name: str, page: str) -> str:
+        """Write a table's file of unrounded values, and return where the page finds it."""
         file = Path("tables", *map(slug, place.split("/")), f"{slug(name)}.csv")
-        self._write(file, render.csv(table))
-        return ShownTable(table, slug(f"{place.rpartition('/')[2]} {name}"), file.as_posix())
-
-    def _figure(self, figure: Any, place: str, name: str) -> ShownFigure:
-        file = Path("figures", *map(slug, place.split("/")), f"{slug(name)}.svg")
-        path = self.folder / file
-        path.parent.mkdir(parents=True, exist_ok=True)
-        style.save(figure, path)
-        return shown_figure(figure, file.as_posix(), path.read_text())
+        self.write(file.as_posix(), render.csv(table))
+        return f"{root_of(page)}{file.as_posix()}"
 
     def finish(self) -> dict[str, Any]:
-        """Write the pages of papers, verdicts and environments, and the index; return the manifest."""
-        for paper, places in references.answered(found.experiment for found in self.found).items():
+        """Write the pages of papers, verdicts and environments, and the index; return what the manifest says of them.
+
+        A site without documents gets a first page.
+        """
+        placed = references.answered(found.experiment for found in self.found)
+        for paper, places in placed.items():
             self._paper(paper, places)
         records = [record for found in self.found for record in found.records]
         verdicts = [one for found in self.found for one in found.judged]
         of_each = [
-            (e.id, ShownTable(verdicts_table(e.id, of_one), slug(e.id)), page_of(e.id))
+            (e.id, ShownTable(verdicts_table(e.id, of_one), slug(e.id)), f"results/{e.id}/index.html")
             for e, _, of_one in self.found
             if of_one
         ]
-        self._page("claims.html", "tables.html", heading="Verdicts", text=in_words(counts(verdicts)), tables=of_each)
-        every = environments(records)
-        ran = (every.title, self._table(every, "all", "environments"), "")
-        self._page("environments.html", "tables.html", heading="Environments", text=_where(records), tables=[ran])
-        self._page("planner.html", "planner.html", heading="Planner", data=planner.embedded(self.results))
-        self._page(
-            "index.html",
-            "index.html",
-            heading="The papers, rerun",
-            body=markdown(index_sections(self.found, PageLinks()), link=str),
-            counted=_counted(records),
-            where=_where(records),
-            headlines=ShownTable(self._headlines()),
-        )
-        for name in FILES:
-            shutil.copyfile(TEMPLATES / name, self.folder / name)
-        self._write(Path("entries.js"), f"const ENTRIES = {json.dumps(self.entries, separators=(',', ':'))};\n")
-        files = sorted(path.relative_to(self.folder).as_posix() for path in self.folder.rglob("*") if path.is_file())
-        manifest = {
-            KIND: 1,
-            "pages": self.pages,
-            "experiments": len(self.found),
-            "records": _counted(records),
-            "claims": counts(verdicts),
-            "files": [*files, MANIFEST],
-        }
-        self._write(Path(MANIFEST), json.dumps(manifest, indent=1) + "\n")
-        return manifest
+        said = [f"# Verdicts\n\n{in_words(counts(verdicts))}.", self._put("legend"), self._put("together", of_each)]
+        self.write("claims.md", "\n\n".join(said))
+        every, page = environments(records), "environments.md"
+        table = ShownTable(every, "environments", self._csv(every, "all", "environments", page))
+        self.write(page, f"# Environments\n\n{_where(records)}\n\n{self._put('grid', table)}")
+        counted = _counted(records)
+        said = [
+            f"# The papers, rerun\n\n{counted['measured']} measured and {counted['simulated']} simulated records: "
+            f"{_where(records)}.\n\n[Verdicts](claims.md), [environments](environments.md).",
+            index_sections(self.found, SiteLinks(INDEX)),
+            f"## Headlines\n\n{self._put('legend')}\n\n{self._put('grid', ShownTable(self._headlines()))}",
+        ]
+        for name in (INDEX, *(() if (self.folder / "README.md").exists() else ("index.md",))):
+            self.write(name, "\n\n".join(said))
+        return {"experiments": len(self.found), "records": counted, "claims": counts(verdicts)}
+
+    def nav(self) -> list[dict[str, Any]]:
+        """Return the site's sections with their pages."""
+        listed = [f"papers/{paper}.md" for paper in references.answered(found.experiment for found in self.found)]
+        pages = [page_of(found.experiment.id) for found in self.found]
+        others = [INDEX, "claims.md", "environments.md", {"Planner": "planner.html"}]
+        return [{"Experiments": [*others, *pages]}, {"Papers": listed}]
 
     def _headlines(self) -> Table:
         """Return the table of each experiment's first claim with published numbers, else its first claim."""
@@ -201,34 +205,38 @@ class Report:
         return Table("headlines", "Headlines", HEADLINES if rows else (), pd.DataFrame(rows))
 
     def _paper(self, paper: str, by_place: Mapping[Place, Sequence[str]]) -> None:
-        """Write a paper's page: its tables and figures by their numbers, with printed values and our verdicts."""
-        csv = ""
+        """Write a paper's page, and one for each of its tables and figures: printed values, and our verdicts.
+
+        A page's title counts most in a search, so that `ptd-p figure 12` finds it first.
+        """
+        csv, page = f"published/{paper}.csv", f"papers/{paper}.md"
+        title, rows, links = references.title(paper), references.printed(paper), SiteLinks(page)
+        numbers = ""
         if paper in papers():
-            csv = f"published/{paper}.csv"
-            self._write(Path(csv), (FOLDER / f"{paper}.csv").read_text())
-        rows = references.printed(paper)
-        sections = []
+            self.write(csv, (FOLDER / f"{paper}.csv").read_text())
+            numbers = f"[Published numbers](../{csv})"
+        listed = []
         for place, ids in by_place.items():
-            claims = []
+            said = ", ".join(map(links.experiment, ids)) or "published numbers only"
+            listed.append(f"- {links.place(place)}: {said}")
+            text = [FIRST, f"# {title}, {place}", self._put("legend")]
             for e, _, verdicts in (found for found in self.found if found.experiment.id in ids):
                 own = e.id.partition("/")[0]
                 of_place = [one for one in verdicts if place in references.places(one.claim.source, own)]
-                claims.append((e, ShownTable(verdicts_table(e.id, of_place))))
-            printed = printed_table(str(place), rows.get(place, []))
-            sections.append((place, ShownTable(printed, slug(f"{place} printed"), csv), claims))
-            self.entries.append((f"{place} of {references.title(paper)}", f"{page_of_paper(paper)}#{slug(place)}"))
+                text += [f"{links.experiment(e.id)}: {e.question}", *self._grid(verdicts_table(e.id, of_place))]
+            text += self._grid(printed_table("", rows.get(place, [])))
+            self.write(page_of_place(place), "\n\n".join(text))
         others = [row for where, of_place in rows.items() if isinstance(where, str) for row in of_place]
-        text = ShownTable(printed_table("In the text", others, with_place=True), "in-the-text", csv)
-        heading = references.title(paper)
-        self._page(page_of_paper(paper), "paper.html", heading=heading, sections=sections, text=text)
+        grid = self._grid(printed_table("In the text", others, with_place=True))
+        in_text = ["## In the text", *grid] if grid else []
+        self.write(page, "\n\n".join([f"# {title}", numbers, "\n".join(listed), *in_text]))
 
-    def _page(self, name: str, template: str, **shown: Any) -> None:
-        text = self.templates.get_template(template).render(**shown)
-        self._write(Path(name), text)
-        self.pages.append(name)
+    def _grid(self, table: Table) -> list[str]:
+        return [self._put("grid", ShownTable(table))] if table.columns else []
 
-    def _write(self, file: Path, text: str) -> None:
-        path = self.folder / file
+    def write(self, name: str, text: str) -> None:
+        """Write a page or another file."""
+        path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
         path.write_text(text, encoding="utf-8")
 

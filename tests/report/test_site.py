@@ -12,12 +12,12 @@ from urllib.parse import unquote, urlsplit
 import pytest
 
 from harness.cli import report
-from harness.experiment.experiment import Experiment
+from harness.cli.verb_table import VERBS
 from harness.experiment.loading import experiment_ids, load
 from harness.records.record import Record
 from harness.records.store import Store
 from harness.report import pages as report_pages
-from harness.report.html import markdown
+from tests.documents import ROOT
 from tests.harness.calls import call, document, plan_little, refused
 from tests.harness.made_up_records import changed, record, with_pipeline
 from tests.harness.made_up_records import document as document_of
@@ -25,6 +25,15 @@ from tests.harness.made_up_records import document as document_of
 PHONE: Any = {"width": 390, "height": 844}
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 RATES = ("10", "–", "1,200", "-3", "9", "2e4", "none", "0.5 ± 0.1")
+SHOWN = (
+    "index.html", "EXPERIMENTS.html", "claims.html", "environments.html", "planner.html", "docs/tutorial.html",
+    "papers/megatron2019.html", "papers/megatron2019-figure-5.html", "reference/verbs.html", "reference/api.html",
+    "results/ours/data_parallel_scaling/index.html", "results/quickstart/index.html",
+)  # fmt: skip
+WITHOUT_NAME = """[...document.querySelectorAll("button, input:not(.md-toggle), a[href], [role=group], img")]
+    .filter(each => !(each.textContent.trim() || each.ariaLabel || each.alt || each.title || each.placeholder
+                      || each.labels?.length))
+    .map(each => each.outerHTML)"""
 NAMES = ("megatron2019/tensor_parallel_scaling", "ours/data_parallel_scaling", "quickstart")
 
 
@@ -38,7 +47,6 @@ class Page(HTMLParser):
         self.ids: list[str] = []
         self.images: list[dict[str, str]] = []
         self.text = ""
-        self.name = path.name
         self.feed(path.read_text(encoding="utf-8"))
 
     def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
@@ -48,9 +56,7 @@ class Page(HTMLParser):
         self.loads += [value for name, value in found.items() if name in ("src", "srcset")]
         self.loads += [found["href"]] if tag == "link" else []
         self.images += [found] if tag == "img" else []
-        assert tag not in ("iframe", "object", "form"), tag
-        own = {"entries.js", "search.js", "tables.js"}
-        assert tag != "script" or self.name == "planner.html" or found["src"] in own, self.name
+        assert tag not in ("iframe", "object"), tag
 
     def handle_data(self, data: str) -> None:
         self.text += data
@@ -106,33 +112,49 @@ def site(results: Path, few: None, tmp_path_factory: pytest.TempPathFactory) -> 
 
 
 def pages(site: Path) -> dict[str, Page]:
-    return {path.name: Page(path) for path in sorted(site.glob("*.html"))}
+    return {path.relative_to(site).as_posix(): Page(path) for path in sorted(site.rglob("*.html"))}
 
 
 def test_all_links_resolve_and_nothing_is_loaded_from_elsewhere(site: Path) -> None:
     found = pages(site)
-    assert {"index.html", "claims.html", "environments.html", "quickstart.html", "paper-ptdp2021.html"} <= set(found)
-    reached = set()
+    assert {"index.html", "claims.html", "environments.html", "planner.html", "docs/tutorial.html"} <= set(found)
     for name, page in found.items():
         assert len(page.ids) == len(set(page.ids)), name
         for link in [*page.links, *page.loads]:
             url = urlsplit(link)
-            if link == "data:,":  # an icon that is not asked for
+            if link == "data:," or (url.scheme and link in page.links):
                 continue
-            assert (url.scheme, url.netloc, url.query) == ("", "", ""), f"{name}: {link}"
-            target = site / unquote(url.path or name)
+            assert (url.scheme, url.netloc) == ("", ""), f"{name}: {link}"
+            target = (site / name).parent / unquote(url.path) if url.path else site / name
+            target = target / "index.html" if target.is_dir() else target
             assert target.is_file(), f"{name}: {link}"
-            assert not url.fragment or url.fragment in found[target.name].ids, f"{name}: {link}"
-            reached.add(target.relative_to(site).as_posix())
-    css = (site / "style.css").read_text()
-    assert "url(" not in css
-    assert "@import" not in css
-    missed = {path.relative_to(site).as_posix() for path in site.rglob("*") if path.is_file()} - reached
-    assert missed == {"report.json"}, "every file is linked to"
+            to = target.resolve().relative_to(site.resolve()).as_posix()
+            assert not url.fragment or to not in found or url.fragment in found[to].ids, f"{name}: {link}"
+    for css in ("style.css", "site.css"):
+        assert "url(" not in (site / css).read_text()
+        assert "@import" not in (site / css).read_text()
+
+
+def test_documents_verbs_and_api_are_there(site: Path) -> None:
+    documents = [path.relative_to(ROOT) for path in (*ROOT.glob("*.md"), *ROOT.glob("docs/*.md"))]
+    documents = [path.with_suffix(".html") for path in documents if path.stem != "README"]
+    assert [path for path in documents if not (site / path).exists()] == []
+    assert set(VERBS) <= set(pages(site)["reference/verbs.html"].ids)
+    assert {"lmscale", "run", "experiment"} <= set(pages(site)["reference/api.html"].ids)
+
+
+def test_an_installed_package_has_pages_of_its_results_first(
+    results: Path, few: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("harness.cli.manual.CODE", tmp_path / "nowhere")
+    assert call("report", "--results", results, "--out", tmp_path / "site").status == 0
+    assert "The papers, rerun" in Page(tmp_path / "site" / "index.html").text
+    assert (tmp_path / "site" / "reference" / "verbs.html").exists()
+    assert not (tmp_path / "site" / "docs").exists()
 
 
 def test_every_figure_says_what_it_shows(site: Path) -> None:
-    images = pages(site)["ours-data_parallel_scaling.html"].images
+    images = pages(site)["results/ours/data_parallel_scaling/index.html"].images
     assert images
     for image in images:
         assert len(image["alt"]) > 20
@@ -140,35 +162,32 @@ def test_every_figure_says_what_it_shows(site: Path) -> None:
         assert int(image["height"]) > 0
     alts = " ".join(image["alt"] for image in images)
     assert "throughput (tokens/s) against ranks" in alts
-    timeline = [image["alt"] for image in pages(site)["megatron2019-tensor_parallel_scaling.html"].images]
+    timeline = [image["alt"] for image in pages(site)["results/megatron2019/tensor_parallel_scaling/index.html"].images]
     assert any("bubble" in alt and "measured" in alt for alt in timeline)
 
 
 def test_measured_and_simulated_stand_apart(site: Path) -> None:
-    text = (site / "ours-data_parallel_scaling.html").read_text()
-    shown = " ".join(Page(site / "ours-data_parallel_scaling.html").text.split())
-    assert "Tier paper Simulated for selene (a stack)" in shown
+    text = (site / "results/ours/data_parallel_scaling/index.html").read_text()
+    shown = " ".join(Page(site / "results/ours/data_parallel_scaling/index.html").text.split())
+    assert "Tier paper¶ Simulated for selene (a stack)" in shown
     assert "Tier paper, simulated for selene (a stack)" in shown, "as the repository's page"
-    assert "Tier smoke Measured on AMD EPYC. " in shown  # on nothing else: what is invalid was not run
-    assert text.index('id="paper"') < text.index('id="smoke"')
+    assert "Tier smoke¶ Measured on AMD EPYC. " in shown  # on nothing else: what is invalid was not run
+    assert text.index('id="tier-paper"') < text.index('id="tier-smoke"')
 
 
 def test_what_a_record_says_is_text(site: Path) -> None:
-    text = (site / "quickstart.html").read_text()
+    text = (site / "results/quickstart/index.html").read_text()
     assert "&lt;b&gt;rank 0&lt;/b&gt; &amp; others" in text
     assert "<b>rank 0" not in text
 
 
 def test_a_table_or_figure_is_found_by_its_number(site: Path) -> None:
-    page = pages(site)["index.html"]
-    assert "paper-megatron2019.html#figure-5" in page.links
-    assert {"table-1", "figure-5"} <= set(pages(site)["paper-megatron2019.html"].ids)
-    assert "Verified, digitised: read off a figure" in pages(site)["paper-zero2019.html"].text
-    assert "paper-zero2019.html#figure-6" in page.links, "published, without an experiment here"
-
-
-def test_markup_in_a_text_is_text() -> None:
-    assert "<script" not in str(markdown("<script>alert(1)</script>"))
+    found = pages(site)
+    own, published = (found[f"papers/{place}.html"] for place in ("megatron2019-figure-5", "zero2019-figure-6"))
+    assert "../results/megatron2019/tensor_parallel_scaling/index.html" in own.links
+    assert "Verified, digitised: read off a figure" in published.text, "without an experiment here"
+    listed = found["EXPERIMENTS.html"].links
+    assert {"papers/megatron2019-figure-5.html", "papers/zero2019-figure-6.html"} <= set(listed)
 
 
 def test_the_same_records_give_the_same_bytes_and_take_the_place_of_an_older_report(
@@ -176,7 +195,7 @@ def test_the_same_records_give_the_same_bytes_and_take_the_place_of_an_older_rep
 ) -> None:
     again = tmp_path / "again"
     again.mkdir()
-    (again / "report.json").write_text(json.dumps({report_pages.KIND: 1}))
+    (again / "report.json").write_text(json.dumps({"lmscale_report": 1}))
     (again / "left_over.html").write_text("")
     assert "open" in call("report", "--results", results, "--out", again).output
     contents = lambda folder: {p.relative_to(folder): p.read_bytes() for p in folder.rglob("*") if p.is_file()}
@@ -185,9 +204,9 @@ def test_the_same_records_give_the_same_bytes_and_take_the_place_of_an_older_rep
 
 
 def test_a_page_has_the_findings_of_the_folder_of_records(site: Path) -> None:
-    text = (site / "ours-data_parallel_scaling.html").read_text()
+    text = (site / "results/ours/data_parallel_scaling/index.html").read_text()
     assert "<p><strong>Found.</strong> Two ranks are &lt;i&gt;faster&lt;/i&gt;.</p>" in text
-    assert re.search(r"<h2[^>]*>History</h2>\s*<p>They were slower.</p>", text)
+    assert re.search(r"<h2[^>]*>History<.*</h2>\s*<p>They were slower.</p>", text)
 
 
 def test_a_folder_with_something_else_is_left_alone(results: Path, tmp_path: Path) -> None:
@@ -205,27 +224,25 @@ def test_a_report_that_is_not_finished_leaves_the_one_before(
 ) -> None:
     old = tmp_path / "site"
     old.mkdir()
-    (old / "report.json").write_text(json.dumps({report_pages.KIND: 1}))
+    (old / "report.json").write_text(json.dumps({"lmscale_report": 1}))
 
     def stop(*_: object) -> None:
         raise KeyboardInterrupt
 
-    monkeypatch.setattr(report_pages.Report, "add", stop)
+    monkeypatch.setattr(report_pages.Pages, "add", stop)
     assert call("report", "--results", results, "--out", old).status == 130
     assert [path.name for path in tmp_path.iterdir()] == ["site"]
     assert [path.name for path in old.iterdir()] == ["report.json"]
 
 
-def test_every_experiment_has_a_page_with_or_without_records(few: None, tmp_path: Path) -> None:
-    made = report_pages.Report(tmp_path, tmp_path / "missing")
+def test_every_experiment_has_a_page_with_or_without_records(tmp_path: Path) -> None:
+    made = report_pages.Pages(tmp_path, tmp_path / "missing")
     for name in experiment_ids():
-        found: Experiment = load(name)
-        made.add(found, [])
-    manifest = made.finish()
-    assert len(manifest["pages"]) > len(experiment_ids())
-    assert "No records yet." in (tmp_path / "quickstart.html").read_text()
-    index = Page(tmp_path / "index.html")
-    assert {f"{name.replace('/', '-')}.html" for name in experiment_ids()} <= set(index.links)
+        made.add(load(name), [])
+    assert made.finish()["experiments"] == len(experiment_ids())
+    assert "No records yet." in (tmp_path / "results/quickstart/README.md").read_text()
+    index = (tmp_path / "EXPERIMENTS.md").read_text()
+    assert [name for name in experiment_ids() if f"](results/{name}/README.md)" not in index] == []
 
 
 # As a browser shows it ----------------------------------------------------------------------------------------------
@@ -243,46 +260,64 @@ def browser() -> Iterator[Any]:
         launched.close()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_pages_fit_a_phone_and_ask_nobody(browser: Any, site: Path, scheme: str) -> None:
-    context = browser.new_context(viewport=PHONE, color_scheme=scheme, offline=True)
-    page = context.new_page()
-    asked: list[str] = []
-    failed: list[str] = []
+@pytest.fixture
+def page(browser: Any) -> Iterator[Any]:
+    """A page without a network, which has to load nothing from elsewhere, and to report no error."""
+    context = browser.new_context(offline=True)
+    page, asked, failed = context.new_page(), list[str](), list[str]()
     page.on("request", lambda request: asked.append(request.url))
     page.on("requestfailed", lambda request: failed.append(request.url))
     page.on("pageerror", lambda error: failed.append(str(error)))
-    for path in sorted(site.glob("*.html")):
-        page.goto(path.as_uri())
-        page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
-        wide = page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth")
-        assert wide <= 0, f"{path.name} is {wide} pixels wider than a phone"
-        is_dark = page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
-        assert is_dark == (scheme == "dark")
+    page.on("console", lambda message: failed.append(message.text) if message.type == "error" else None)
+    yield page
     assert failed == []
-    assert [url for url in asked if not url.startswith((site.as_uri(), "data:"))] == []
+    assert [url for url in asked if not url.startswith(("file:", "data:", "about:"))] == []
     context.close()
 
 
-def test_a_figure_of_a_paper_takes_one_search(browser: Any, site: Path) -> None:
-    page = browser.new_page()
-    page.goto((site / "claims.html").as_uri())
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [1280, 390])
+def test_pages_fit_and_everything_has_a_name(page: Any, site: Path, scheme: str, width: int) -> None:
+    page.emulate_media(color_scheme=scheme)
+    page.set_viewport_size({**PHONE, "width": width})
+    for name in SHOWN:
+        page.goto((site / name).as_uri())
+        page.evaluate("document.querySelectorAll('details').forEach(each => each.open = true)")
+        assert page.evaluate("document.documentElement.scrollWidth - document.documentElement.clientWidth") <= 0, name
+        is_dark = page.evaluate("getComputedStyle(document.body).backgroundColor") != "rgb(255, 255, 255)"
+        assert is_dark == (scheme == "dark"), name
+        if name != "planner.html":
+            page.wait_for_function("!document.querySelector('.scroll table') || document.querySelector('th button')")
+        assert page.evaluate(WITHOUT_NAME) == [], name
+
+
+def test_a_figure_of_a_paper_takes_one_search(page: Any, site: Path) -> None:
+    page.goto((site / "index.html").as_uri())
     page.keyboard.press("/")
-    page.keyboard.type("ptd-p figure 12")
-    links = page.eval_on_selector_all("#found a", "links => links.map(link => link.getAttribute('href'))")
-    assert links == ["paper-ptdp2021.html#figure-12"]
+    page.keyboard.type("megatron-lm figure 5")
+    found = page.locator(".md-search-result__link[href*='papers/megatron2019-figure-5.html']")
+    found.wait_for(timeout=30_000)
+    assert "megatron2019-figure-5" in page.locator(".md-search-result__link").first.get_attribute("href")
+    found.click()
+    page.wait_for_url("**/papers/megatron2019-figure-5.html?*")
+    page.click(".md-content >> text=megatron2019/tensor_parallel_scaling")
+    page.wait_for_url("**/results/megatron2019/tensor_parallel_scaling/index.html")
+
+
+def test_figures_have_values(page: Any, site: Path) -> None:
+    page.goto((site / "results/ours/data_parallel_scaling/index.html").as_uri())
+    figure = page.locator(".figure[data-values]").first
+    figure.scroll_into_view_if_needed()
+    figure.focus()
+    page.keyboard.press("ArrowRight")
+    assert re.search(r"\d", figure.locator("output").inner_text())
     page.keyboard.press("Tab")
-    page.keyboard.press("Enter")
-    page.wait_for_url("**/paper-ptdp2021.html#figure-12")
-    page.fill("#search", "no such words")
-    assert page.inner_text("#found") == "nothing has all of these words"
-    page.keyboard.press("Escape")
-    assert page.is_hidden("#found")
+    assert figure.locator("output").count() == 0
 
 
 def test_tables_are_sorted_by_numbers_and_filtered(browser: Any, site: Path) -> None:
     page = browser.new_page()
-    page.goto((site / "index.html").as_uri())
+    page.goto((site / "planner.html").as_uri())
     page.set_content(
         """<div class="scroll"><table><thead><tr><th>name</th><th>rate</th></tr></thead><tbody>"""
         + "".join(f"<tr><td>{name}</td><td>{rate}</td></tr>" for name, rate in zip("abcdefgh", RATES, strict=True))
@@ -317,8 +352,8 @@ def test_verdicts_are_filtered_together(browser: Any, site: Path) -> None:
 
 def test_figures_are_not_smaller_than_can_be_read(browser: Any, site: Path) -> None:
     page = browser.new_page(viewport=PHONE)
-    page.goto((site / "ours-data_parallel_scaling.html").as_uri())
-    images = page.query_selector_all("img")
+    page.goto((site / "results/ours/data_parallel_scaling/index.html").as_uri())
+    images = page.query_selector_all(".figure img")
     assert images
     for image in images:
         image.scroll_into_view_if_needed()
