@@ -9,6 +9,7 @@ from harness.cli import api, installed
 from harness.records.measures import frame
 from harness.records.store import Store
 from impl.errors import InputError
+from impl.evaluation_config import EvaluationConfig
 from impl.model.sizes import named
 from impl.recipe import Recipe
 from impl.run import Run
@@ -56,7 +57,8 @@ def test_what_has_no_records_is_refused(records: Path) -> None:
 
 
 def test_runs_are_trained_and_not_again(tmp_path: Path) -> None:
-    run = Run(model=named("gpt-0.5m"), train=Recipe(steps=3, global_batch=2, microbatch=2))
+    recipe, few = Recipe(steps=3, global_batch=2, microbatch=2), EvaluationConfig(sequences=8)
+    run = Run(model=named("gpt-0.5m"), train=recipe, evaluation=few)
     [first] = api.run(run, out="mine")
     assert (first.status, first.experiment) == ("ok", "mine")
     [again] = api.run([run], out="mine")

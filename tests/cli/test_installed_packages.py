@@ -6,11 +6,12 @@ from typing import Any
 
 import pytest
 
+from harness.cli import report
 from harness.experiment.loading import experiment_ids, load
 from harness.records.store import Store
 from impl import own_code
 from impl.run import from_dict
-from tests.harness.calls import call, refused
+from tests.harness.calls import call, plan_little, refused
 from tests.harness.made_up_records import document, record
 
 PACKAGE = "lab_in_a_test"
@@ -107,7 +108,11 @@ def test_a_placement_in_a_file_is_written_and_used() -> None:
 
 
 @pytest.mark.parametrize("name", ["lab_sums", f"{PACKAGE}.parts:sums"])
-def test_code_that_only_data_names_is_not_executed(name: str, tmp_path: Path) -> None:
+def test_code_that_only_data_names_is_not_executed(
+    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    plan_little(monkeypatch)
+    monkeypatch.setattr(report, "experiment_ids", lambda: ["quickstart"])
     full: dict[str, Any] = document(record())
     full["config"]["model"]["norm_placement"] = name
     full["id"] = from_dict(full["config"]).id

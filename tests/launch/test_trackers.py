@@ -184,20 +184,9 @@ def test_a_tracker_that_is_missing_is_refused_in_one_line(monkeypatch: pytest.Mo
 
 def test_a_run_is_tracked_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
-    train = (
-        "train",
-        "--model",
-        "gpt-0.5m",
-        "--train.steps",
-        "6",
-        "--train.global-batch",
-        "2",
-        "--train.microbatch",
-        "2",
-    )
-    answer: Answer = call(
-        *train, "--model.num-layers", "1", "--evaluation.every", "3", "--track", "kept", "--out", "mine"
-    )
+    train = "train --model gpt-0.5m --train.steps 6 --train.global-batch 2 --train.microbatch 2 --model.num-layers 1"
+    options = "--evaluation.every 3 --evaluation.sequences 8 --track kept --out mine"
+    answer: Answer = call(*train.split(), *options.split())
     assert answer.status == 0, answer.errors
     [found] = Kept.all
     assert (found.steps, found.status) == (list(range(6)), "ok")

@@ -15,11 +15,11 @@ import pytest
 
 from harness.rank.torchrun import Agents
 from tests.documents import ROOT
-from tests.harness.calls import refused
+from tests.harness.calls import call, refused
 
 TRAIN = [
     *("train", "--model", "gpt-0.5m", "--model.num-layers", "2", "--plan.dp", "2", "--train.steps", "6"),
-    *("--train.global-batch", "4", "--train.microbatch", "2", "--out"),
+    *("--train.global-batch", "4", "--train.microbatch", "2", "--evaluation.sequences", "8", "--out"),
 ]
 
 
@@ -66,11 +66,7 @@ def test_two_nodes_of_torchrun_train_what_local_ranks_do(tmp_path: Path) -> None
     (status, output, _), (other, silence, _) = ended(started(words))
     assert (status, other, silence) == (0, 0, "")
     assert "Throughput" in output
-    local = subprocess.run(
-        [sys.executable, "-m", "harness", *TRAIN, "here"], env=os.environ | {"PYTHONPATH": str(ROOT)},
-        capture_output=True, text=True,
-    )  # fmt: skip
-    assert local.returncode == 0, local.stderr
+    assert call(*TRAIN, "here").status == 0
     nodes, here = record(tmp_path / "nodes"), record(tmp_path / "here")
     assert nodes.keys() == here.keys()
     assert nodes["id"] == here["id"]
@@ -103,12 +99,17 @@ def test_a_rank_that_is_lost_on_another_node_is_named_in_one_line(tmp_path: Path
 
 
 def test_a_plan_of_more_ranks_than_torchrun_started_is_refused_in_one_line(tmp_path: Path) -> None:
-    (status, _, errors), _ = ended(
-        started([*TRAIN, "nodes", "--on", "torchrun", "--plan.dp", "4", "--train.microbatch", "1"])
-    )
-    assert status == 1
-    said = [line for line in errors.splitlines() if line.startswith("error: ")]
-    assert said == ["error: the plan needs 4 ranks, torchrun has started 2; valid: a plan of 2"]
+    with socket.create_server(("127.0.0.1", 0)) as free:
+        alone = {"MASTER_ADDR": "127.0.0.1", "MASTER_PORT": str(free.getsockname()[1])}
+    alone |= dict.fromkeys(("RANK", "LOCAL_RANK", "GROUP_RANK"), "0") | {"WORLD_SIZE": "1", "LOCAL_WORLD_SIZE": "1"}
+    words = [*TRAIN, "nodes", "--on", "torchrun", "--plan.dp", "4", "--train.microbatch", "1"]
+    done = subprocess.run(
+        [sys.executable, "-m", "harness", *words], env=os.environ | alone | {"PYTHONPATH": str(ROOT)},
+        capture_output=True, text=True,
+    )  # fmt: skip
+    assert done.returncode == 2
+    said = [line for line in done.stderr.splitlines() if line.startswith("error: ")]
+    assert said == ["error: the plan needs 4 ranks, torchrun has started 1; valid: a plan of 1"]
     assert not (tmp_path / "nodes").exists()
 
 

@@ -41,6 +41,8 @@ RESULTS = Path(__file__).resolve().parents[2] / "results"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 SYSTEMS, MODELS = ("selene", "dgx_h100"), ("llama-2-13b", "llama-3.1-70b", "mixtral-8x7b")
 """Habits of dropout and of gathering ahead; heads that tp 16 does not divide; sequences and experts to share."""
+LITTLE = {"pp": (1, 2, 4, 8, 32), "dp": (1, 2, 4, 8, 32, 128), "ep": (1, 2, 8), "microbatch": (1, 4)}
+"""Parts of the grid that are tried."""
 PLANS = int(os.environ.get("PLANNER_PLANS", "300"))
 """All: `PLANNER_PLANS=10000 EVERY_SYSTEM=1 pytest tests/report/test_planner.py`."""
 SEED = int(os.environ.get("RANDOM_SEED", "0")) or random.randrange(10**6)
@@ -55,6 +57,7 @@ def made() -> Iterator[dict[str, Any]]:
         if not os.environ.get("EVERY_SYSTEM"):
             patch.setattr(planner, "SYSTEMS", SYSTEMS)
             patch.setattr(planner, "MODELS", MODELS)
+            patch.setattr(planner, "GRID", planner.GRID | LITTLE)
         yield planner.document(RESULTS)
 
 

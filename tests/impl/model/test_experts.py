@@ -8,6 +8,7 @@ import pytest
 import torch
 from torch import Tensor
 
+from impl.evaluation_config import EvaluationConfig
 from impl.expert_parallel import ExpertParallel
 from impl.model.config import ModelConfig
 from impl.model.experts import LOAD, Experts
@@ -57,7 +58,7 @@ ROUTED = [Plan(cp=2, ep=2), Plan(cp=2, ep=2, cp_attention="ulysses"), Plan(cp=2,
 
 def a_run(model: ModelConfig, plan: Plan) -> Run:
     recipe = Recipe(global_batch=8, microbatch=1 if plan.pp > 1 else 2, steps=3, warmup_steps=0, clip_norm=0.5)
-    return Run(model=model, plan=plan, train=recipe, precision="fp64")
+    return Run(model=model, plan=plan, train=recipe, precision="fp64", evaluation=EvaluationConfig(sequences=8))
 
 
 def test_parallel_equals_serial(data: Path, subtests: pytest.Subtests) -> None:
