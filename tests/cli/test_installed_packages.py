@@ -108,9 +108,7 @@ def test_a_placement_in_a_file_is_written_and_used() -> None:
 
 
 @pytest.mark.parametrize("name", ["lab_sums", f"{PACKAGE}.parts:sums"])
-def test_code_that_only_data_names_is_not_executed(
-    name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
+def test_code_that_only_data_names_is_not_executed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     plan_little(monkeypatch)
     monkeypatch.setattr(report, "experiment_ids", lambda: ["quickstart"])
     full: dict[str, Any] = document(record())
