@@ -253,7 +253,7 @@ def test_a_report_is_written(here: Callable[..., str], tmp_path: Path, monkeypat
     Store(tmp_path / "runs", "quickstart", "smoke").write(document(changed(record(), experiment="quickstart")))
     for command in commands("report"):
         assert here(command)
-        assert "quickstart" in (tmp_path / (option(command, "--out") or "") / "index.html").read_text()
+        assert "quickstart" in (tmp_path / (option(command, "--out") or "site") / "EXPERIMENTS.html").read_text()
 
 
 @pytest.mark.parametrize("command", commands("predict"), ids=" ".join)

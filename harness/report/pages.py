@@ -1,6 +1,7 @@
 """Pages of the report as Markdown, from which MkDocs makes the site: experiments, papers, verdicts, environments."""
 
 import json
+import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -25,6 +26,8 @@ from harness.report.experiments_md import Found, Links, content, index_sections,
 from harness.report.html import ShownTable, alt_of, part, read_figure, slug
 
 INDEX = "EXPERIMENTS.md"
+EXTERNAL = re.compile(r"!?\[([^\[\]]*)\]\([^)\s]*:[^)]*\)|!(?=\[)")
+"""What loads an image in Markdown, or links to another site, as a text of a record may."""
 FIRST = "---\nsearch:\n  boost: 10\n---"
 """Head of a page that a search finds first."""
 
@@ -235,10 +238,10 @@ class Pages:
         return [self._put("grid", ShownTable(table))] if table.columns else []
 
     def write(self, name: str, text: str) -> None:
-        """Write a page or another file."""
+        """Write a page, of which nothing is loaded or linked from elsewhere, or another file."""
         path = self.folder / name
         path.parent.mkdir(parents=True, exist_ok=True)
-        path.write_text(text, encoding="utf-8")
+        path.write_text(EXTERNAL.sub(r"\1", text) if path.suffix == ".md" else text, encoding="utf-8")
 
 
 def _counted(records: Iterable[Record]) -> dict[str, int]:

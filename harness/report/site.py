@@ -44,6 +44,7 @@ class _Text(Extension):
     def extendMarkdown(self, md: Markdown) -> None:  # noqa: N802
         """Let HTML, and addresses that would become links, be as they are."""
         md.preprocessors.deregister("html_block")
+        md.parser.blockprocessors.deregister("reference")
         for name in ("html", "autolink", "automail"):
             md.inlinePatterns.deregister(name)
 

@@ -14,7 +14,7 @@ from harness.analysis.tables import scaling_table
 from harness.experiment.claims import evidence, verdict
 from harness.experiment.loading import load
 from harness.figures import figures
-from harness.records.parts import Limit
+from harness.records.parts import Collective, Limit
 from harness.records.record import Record
 from impl.cost.memory import memory_of_ranks
 from impl.run import Run
@@ -268,3 +268,27 @@ def test_experts_verdicts(shared: float, balanced: float, expected: list[str]) -
         return 0.1 if run.plan.ep == 1 else 0.1 * (balanced if run.model.balance_bias else shared)
 
     assert verdicts("experts", thrice(small("experts", seconds))) == expected
+
+
+@pytest.mark.parametrize(
+    ("of_pre", "split", "sent", "expected"),
+    [
+        (1.05, 1.02, 1.0, [YES, YES, YES]),
+        (1.05, 1.02, 1.1, [YES, PARTLY, YES]),
+        (1.2, 1.05, 1.0, [PARTLY, YES, YES]),
+        (1.2, 1.3, 1.0, [NO, YES, NO]),
+    ],
+)
+def test_placement_costs_verdicts(of_pre: float, split: float, sent: float, expected: list[str]) -> None:
+    """Steps in those of pre, where all ranks compute all of a norm and each its part; and what sub's send in pre's."""
+
+    def seconds(run: Run) -> float:
+        share = split if run.plan.sequence_parallel else of_pre
+        return 0.1 if (run.model.norm_placement, run.model.norm) == ("pre", "layernorm") else 0.1 * share
+
+    found = list[Record]()
+    for one in small("placement_costs", seconds):
+        more = sent if one.run.model.norm_placement == "sub" else 1.0
+        traffic = {"tp": {"all_reduce": Collective(1, round(1000 * more))}}
+        found.append(replace(one, ranks=[replace(rank, traffic=traffic) for rank in one.ranks]))
+    assert verdicts("placement_costs", thrice(found)) == expected

@@ -56,7 +56,7 @@ def test_a_schedule_that_only_a_record_names_is_not_imported(verb: str, results:
     if verb == "claims":
         assert "5 claims" in answer.output
     elif verb == "report":
-        assert f"{evil} ({EVIL})" in Path(f"site/{TOP}.html").read_text()
+        assert f"{evil} ({EVIL})" in Path(f"site/results/{NAME}/index.html").read_text()
     elif verb == "export":
         with zipfile.ZipFile(f"{TOP}.zip") as archive:
             assert f"{evil} ({EVIL})" in archive.read(f"{TOP}/results/{NAME}/smoke/tables/throughput.md").decode()
