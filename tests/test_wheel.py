@@ -65,6 +65,26 @@ def test_a_sweep_is_planned(lmscale: Callable[..., str], tmp_path: Path) -> None
     assert list(tmp_path.iterdir()) == []
 
 
+SITE = """
+import lmscale
+from pathlib import Path
+from harness.cli.manual import write_manual
+from harness.report.site import build
+source = Path("source").resolve()
+source.mkdir()
+sections = write_manual(source)
+(source / "index.md").write_text("# Mine")
+build(source, Path("site").resolve(), sections, {})
+"""
+
+
+def test_a_site_is_built_with_verbs_and_api(program: Path, tmp_path: Path) -> None:
+    found = done([program.with_name("python"), "-c", SITE], tmp_path)
+    assert (found.returncode, found.stdout, found.stderr) == (0, "", ""), found
+    assert "lmscale report" in (tmp_path / "site/reference/verbs.html").read_text()
+    assert {"index.html", "tables.js", "site.css"} < {path.name for path in (tmp_path / "site").iterdir()}
+
+
 def test_every_paper_has_its_numbers_in_the_package(program: Path) -> None:
     [folder] = program.parents[1].glob("lib/python*/site-packages/lmscale/harness/experiment/published")
     assert sorted(path.stem for path in folder.glob("*.csv")) == papers()

@@ -80,7 +80,7 @@ def _api() -> str:
     """Return the docstrings of what code of one's own uses."""
     text = ["# API", "What notebooks, experiments, schedules and placements of one's own import."]
     for module, names in PUBLIC.items():
-        found = import_module(module if module != "lmscale" else "harness.cli.installed")
+        found = import_module(module if module != "lmscale" else "harness.cli.api")
         text.append(f"## `{module}`")
         for name in names:
             it = getattr(found, name)
