@@ -34,7 +34,7 @@ from impl.pipeline.schedules import check
 from impl.pipeline.simulate import simulate, uniform
 from tests import ten_minutes
 from tests.documents import EXPERIMENTS, README, ROOT, alike, experiment_pages, readme
-from tests.harness.calls import plan_little
+from tests.harness.calls import report_little
 from tests.harness.made_up_records import changed, document, record, record_of
 
 DOCUMENTS = ("README.md", *sorted(f"docs/{path.name}" for path in (ROOT / "docs").glob("*.md")), "notebooks/README.md")
@@ -249,7 +249,7 @@ def test_tables_and_archives_are_made_of_records(command: list[str], here: Calla
 
 
 def test_a_report_is_written(here: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan_little(monkeypatch, everywhere=True)
+    report_little(monkeypatch, everywhere=True)
     Store(tmp_path / "runs", "quickstart", "smoke").write(document(changed(record(), experiment="quickstart")))
     for command in commands("report"):
         assert here(command)

@@ -27,7 +27,7 @@ from impl.fields import divisors
 from impl.files import read_bytes
 from impl.pipeline.schedules import build
 from impl.pipeline.stage import partition
-from tests.harness.calls import answer_every_name, call, document, plan_little, put_record, refused
+from tests.harness.calls import answer_every_name, call, document, put_record, refused, report_little
 
 HEAD = "gpus,global_batch,micro_batch,hidden,heads,layers,seq_len,tp,dp,pp"
 ROW = "4,16,1,2048,16,24,1024,2,1,2"
@@ -230,7 +230,7 @@ def test_records_of_another_kind_are_named_and_the_rest_shown(
     odd_records: tuple[list[Path], Path], verb: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(report, "experiment_ids", lambda: ["quickstart"])
-    plan_little(monkeypatch)
+    report_little(monkeypatch)
     odd, whole = odd_records
     where = ["--results", tmp_path, "--out", "site"] if verb == "report" else ["quickstart", "--out", tmp_path]
     answer = call(verb, *where)

@@ -11,7 +11,7 @@ from harness.experiment.loading import experiment_ids, load
 from harness.records.store import Store
 from impl import own_code
 from impl.run import from_dict
-from tests.harness.calls import call, plan_little, refused
+from tests.harness.calls import call, refused, report_little
 from tests.harness.made_up_records import document, record
 
 PACKAGE = "lab_in_a_test"
@@ -75,7 +75,8 @@ def test_its_schedules_placements_and_systems_are_named_like_packaged_ones() -> 
     for words in (["--model.norm-placement", "lab_sums"], ["--model.norm_placement=lab_sums"]):
         answer = call("predict", "--system", "lab_machine", "--model", "gpt-2m", *words)
         assert answer.status == 0, answer.errors
-    answer = call("run", "quickstart", "--sweep", "model.norm_placement=pre,lab_sums", "--dry-run", "--ghost")
+    sweep = "--sweep", "model.norm_placement=pre,lab_sums", "--only", "layers=2 norm=lab_sums dp=2 batch=16"
+    answer = call("run", "quickstart", *sweep, "--dry-run", "--ghost")
     assert (answer.status, "norm=lab_sums" in answer.output) == (0, True), answer
 
 
@@ -109,7 +110,7 @@ def test_a_placement_in_a_file_is_written_and_used() -> None:
 
 @pytest.mark.parametrize("name", ["lab_sums", f"{PACKAGE}.parts:sums"])
 def test_code_that_only_data_names_is_not_executed(name: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    plan_little(monkeypatch)
+    report_little(monkeypatch)
     monkeypatch.setattr(report, "experiment_ids", lambda: ["quickstart"])
     full: dict[str, Any] = document(record())
     full["config"]["model"]["norm_placement"] = name

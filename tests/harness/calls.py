@@ -50,10 +50,12 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
     signal.signal(signal.SIGTERM, before)
 
 
-def plan_little(monkeypatch: pytest.MonkeyPatch, *, everywhere: bool = False) -> None:
-    """Makes the planner of a report one of few plans, and of one model on one system unless it is `everywhere`."""
+def report_little(monkeypatch: pytest.MonkeyPatch, *, everywhere: bool = False, manual: bool = False) -> None:
+    """Makes a report have a planner of few plans, of one model on one system unless `everywhere`, and no documents."""
     from harness.report import planner
 
+    if not manual:
+        monkeypatch.setattr("harness.cli.manual.CODE", Path("/nowhere"))
     little = {"tp": (1, 2), "pp": (1, 2), "dp": (1, 2), "microbatch": (1,), "chunks": (1, 2)}
     monkeypatch.setattr(planner, "GRID", planner.GRID | little)
     if not everywhere:

@@ -12,7 +12,7 @@ from harness.experiment.loading import load
 from harness.records.store import Store
 from impl import own_code
 from impl.run import from_dict
-from tests.harness.calls import call, plan_little, refused
+from tests.harness.calls import call, refused, report_little
 from tests.harness.made_up_records import document, record, record_of, with_pipeline
 
 NAME = "ptdp2021/pipeline_schedules"
@@ -29,7 +29,7 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     monkeypatch.delitem(sys.modules, EVIL.partition(":")[0], raising=False)
     monkeypatch.setattr(own_code, "_trusted", set())
     monkeypatch.setattr(report, "experiment_ids", lambda: [NAME])
-    plan_little(monkeypatch)
+    report_little(monkeypatch)
     (tmp_path / "named_by_a_record.py").write_text(
         "open('imported', 'w')\nfrom impl.pipeline.schedules import gpipe as rows\n"
     )

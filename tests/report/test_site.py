@@ -18,7 +18,7 @@ from harness.records.record import Record
 from harness.records.store import Store
 from harness.report import pages as report_pages
 from tests.documents import ROOT
-from tests.harness.calls import call, document, plan_little, refused
+from tests.harness.calls import call, document, refused, report_little
 from tests.harness.made_up_records import changed, record, with_pipeline
 from tests.harness.made_up_records import document as document_of
 
@@ -33,6 +33,8 @@ SHOWN = (
 WITHOUT_NAME = """[...document.querySelectorAll("button, input:not(.md-toggle), a[href], [role=group], img")]
     .filter(each => !(each.textContent.trim() || each.ariaLabel || each.alt || each.title || each.placeholder
                       || each.labels?.length))
+    .concat([...document.querySelectorAll("[role=dialog], nav:not([role=group])")]
+            .filter(each => !each.ariaLabel && !each.getAttribute("aria-labelledby")))
     .map(each => each.outerHTML)"""
 NAMES = ("megatron2019/tensor_parallel_scaling", "ours/data_parallel_scaling", "quickstart")
 
@@ -94,7 +96,7 @@ def few() -> Any:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(report, "experiment_ids", lambda: list(NAMES))
         patch.setattr("harness.experiment.folders.ARCHIVE", Path("/nowhere/results"))
-        plan_little(patch)
+        report_little(patch, manual=True)
         yield
 
 
