@@ -250,6 +250,7 @@ def test_tables_and_archives_are_made_of_records(command: list[str], here: Calla
 
 def test_a_report_is_written(here: Callable[..., str], tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     report_little(monkeypatch, everywhere=True)
+    monkeypatch.setattr("harness.cli.report.experiment_ids", lambda: ["quickstart"])
     Store(tmp_path / "runs", "quickstart", "smoke").write(document(changed(record(), experiment="quickstart")))
     for command in commands("report"):
         assert here(command)

@@ -17,7 +17,7 @@ from harness.records.store import Store
 from impl.run import Run
 from tests.harness.small_runs import processes, trains, wait_until
 
-STEPS = 1000
+STEPS = 700
 """Some seconds of training: long enough for something to happen meanwhile."""
 
 
