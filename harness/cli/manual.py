@@ -1,8 +1,10 @@
-"""Documents for the report's site: those of a checkout, and the pages on verbs and API that are made of the code."""
+"""Documents for the report's site: those of a checkout, its notebooks, and pages on verbs and API made of the code."""
 
+import base64
 import contextlib
 import inspect
 import io
+import json
 import os
 import re
 import shutil
@@ -21,6 +23,7 @@ COPIED = (
 )
 """Files of a checkout that the site has, at the same paths."""
 IMAGE = re.compile(r"!\[[^\]]*\]\(([^):]+)\)")
+HEADING = re.compile(r"^#+ (.*)$", re.MULTILINE)
 OF_EXPERIMENTS = ("Experiment", "Claim", "Evidence", "Comparison", "Tolerance", "Record", "points", "tabulate")
 PUBLIC = {
     "lmscale": ("run", "load", "frame", "Records"),
@@ -36,7 +39,7 @@ DOCS = ("extending", "texts", "clusters", "results", "faq")
 REFERENCE = ["reference/verbs.md", "reference/api.md"]
 MANUAL = {
     "Tutorial": ["docs/tutorial.md", "docs/running.md"],
-    "How to": [*(f"docs/{name}.md" for name in DOCS), "notebooks/README.md"],
+    "How to": [f"docs/{name}.md" for name in DOCS],
     "Explanation": [f"docs/{name}.md" for name in ("how_it_works", "plans", "predictions", "code", "features")],
     "Reference": [*REFERENCE, "docs/glossary.md", "CHANGELOG.md", "CONTRIBUTING.md"],
 }
@@ -57,10 +60,37 @@ def write_manual(folder: Path) -> list[Any]:
             to = folder / path.relative_to(CODE)
             to.parent.mkdir(parents=True, exist_ok=True)
             shutil.copyfile(path, to)
+        notebooks = {f"notebooks/{path.stem}.md": path for path in sorted(CODE.glob("notebooks/*.ipynb"))}
+        for name, path in notebooks.items():
+            _write_notebook(path, folder / name)
+        sections.insert(3, {"Notebooks": ["notebooks/README.md", *notebooks]})
     (folder / "reference").mkdir()
     for name, text in zip(REFERENCE, (_verbs(), _api()), strict=True):
         (folder / name).write_text(text, encoding="utf-8")
     return sections
+
+
+def _write_notebook(notebook: Path, to: Path) -> None:
+    """Write cells and what they show as Markdown, with the images in the same folder."""
+    parts, title = list[str](), ""
+    for i, cell in enumerate(json.loads(notebook.read_text(encoding="utf-8"))["cells"]):
+        source = "".join(cell["source"])
+        if cell["cell_type"] == "markdown":
+            parts.append(source)
+            title = [title, *HEADING.findall(source)][-1]
+            continue
+        parts.append(f"```python\n{source}\n```")
+        for j, output in enumerate(cell["outputs"]):
+            shown = {kind: "".join(text) for kind, text in output.get("data", {"text": output.get("text", "")}).items()}
+            if "image/png" in shown:
+                image = to.with_name(f"{notebook.stem}-{i}-{j}.png")
+                image.write_bytes(base64.b64decode(shown["image/png"]))
+                parts.append(f"![{title}: what the code above draws]({image.name})")
+            elif "text/markdown" in shown:
+                parts.append(shown["text/markdown"])
+            else:
+                parts.append(f"```text\n{shown.get('text') or shown.get('text/plain', '')}\n```")
+    to.write_text("\n\n".join(parts) + "\n", encoding="utf-8")
 
 
 def _verbs() -> str:

@@ -65,14 +65,15 @@ class _Pages(BasePlugin):
         return config
 
     def on_page_markdown(self, markdown: str, page: Any, config: Any, files: Files) -> str:
-        """Let links to what the site lacks be text, and write lists as MkDocs asks for: after a blank line."""
+        """Let links lead to notebooks' pages, or be text where they lead nowhere; write lists as MkDocs asks."""
 
         def kept(found: re.Match[str]) -> str:
             text, target = found.groups()
+            target = target.replace(".ipynb", ".md")
             path = target.partition("#")[0]
             there = posixpath.normpath(posixpath.join(posixpath.dirname(page.file.src_uri), path))
             is_there = not path or ":" in path or files.get_file_from_path(there)
-            return found[0] if is_there else text
+            return f"[{text}]({target})" if is_there else text
 
         parts = FENCED.split(markdown)
         for i in range(0, len(parts), 2):

@@ -105,9 +105,11 @@ def test_compiled_layers_equal_serial(data: Path) -> None:
     one_layer = (replace(model, num_layers=1) for model in (MODEL, replace(BLOCKS["llama"], **SHARED)))
     split = Plan(tp=2, sequence_parallel=True)
     runs = [Run(model=model, plan=split, train=RECIPE, compile=True) for model in one_layer]
+    shared, again = replace(MODEL, num_layers=2, shared_layers=True), replace(split, recompute="full")
+    runs.append(Run(model=shared, plan=again, train=RECIPE, precision="fp64", compile=True))
     found = on_ranks(compiled_gradients, runs, data) | on_ranks(first_gradients, map(serial, runs), data)
     for run in runs:
-        assert_equal_gradients(found[run], 2, found[serial(run)][0], 1e-5)
+        assert_equal_gradients(found[run], 2, found[serial(run)][0], 1e-12 if run.precision == "fp64" else 1e-5)
 
 
 # Many steps ----------------------------------------------------------------------------------------------------------

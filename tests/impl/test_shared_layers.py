@@ -20,7 +20,7 @@ from impl.run import Run, with_fields
 from impl.simulator.step import predict
 from impl.train import Trainer
 from tests.impl.on_ranks import on_ranks
-from tests.impl.parity import Found, assert_equal_gradients, first_gradients, gradients, relative, serial
+from tests.impl.parity import gradients, relative
 from tests.impl.simulator.made_up import SYSTEM, longer, run_of
 
 OWN = ModelConfig(num_layers=3, hidden_size=16, num_heads=4, seq_len=16, norm_placement="scaled", dropout=0.1)
@@ -50,19 +50,6 @@ def test_a_gradient_is_the_sum_over_all_depths(recompute: Any, data: Path) -> No
     for name, gradient in shared.items():
         depths = [name.replace("layers.0", f"layers.{i}") for i in range(3 if "layers.0" in name else 1)]
         assert relative(gradient, np.sum([own[one] for one in depths], 0)) < 1e-12, name
-
-
-def compiled_gradients(one: Trainer) -> Found:
-    for layer in one.model.trunk.layers.values():
-        layer.compile(backend="aot_eager")
-    return first_gradients(one)
-
-
-def test_compiled_layers_equal_serial(data: Path) -> None:
-    plan = Plan(tp=2, sequence_parallel=True, recompute="full")
-    run = Run(model=replace(SHARED, num_layers=2), plan=plan, train=RECIPE, precision="fp64", compile=True)
-    found = on_ranks(compiled_gradients, [run], data) | on_ranks(first_gradients, [serial(run)], data)
-    assert_equal_gradients(found[run], run.plan.tp, found[serial(run)][0])
 
 
 def kept(one: Trainer) -> tuple[int, int]:

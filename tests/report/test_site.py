@@ -28,7 +28,7 @@ RATES = ("10", "–", "1,200", "-3", "9", "2e4", "none", "0.5 ± 0.1")
 SHOWN = (
     "index.html", "EXPERIMENTS.html", "claims.html", "environments.html", "planner.html", "docs/tutorial.html",
     "papers/megatron2019.html", "papers/megatron2019-figure-5.html", "reference/verbs.html", "reference/api.html",
-    "results/ours/data_parallel_scaling/index.html", "results/quickstart/index.html",
+    "results/ours/data_parallel_scaling/index.html", "results/quickstart/index.html", "notebooks/zero_memory.html",
 )  # fmt: skip
 WITHOUT_NAME = """[...document.querySelectorAll("button, input:not(.md-toggle), a[href], [role=group], img")]
     .filter(each => !(each.textContent.trim() || each.ariaLabel || each.alt || each.title || each.placeholder
@@ -143,6 +143,17 @@ def test_documents_verbs_and_api_are_there(site: Path) -> None:
     assert [path for path in documents if not (site / path).exists()] == []
     assert set(VERBS) <= set(pages(site)["reference/verbs.html"].ids)
     assert {"lmscale", "run", "experiment"} <= set(pages(site)["reference/api.html"].ids)
+
+
+@pytest.mark.parametrize("name", sorted(path.stem for path in ROOT.glob("notebooks/*.ipynb")))
+def test_a_notebook_is_a_page_with_its_code_and_what_it_shows(site: Path, name: str) -> None:
+    page = Page(site / f"notebooks/{name}.html")
+    assert "import " in page.text
+    assert page.images
+    for image in page.images:
+        assert (site / "notebooks" / image["src"]).stat().st_size > 1000
+        assert not image["alt"].startswith(":")
+    assert f"{name}.html" in Page(site / "notebooks/index.html").links
 
 
 def test_an_installed_package_has_pages_of_its_results_first(
