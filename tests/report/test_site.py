@@ -33,7 +33,7 @@ SHOWN = (
 WITHOUT_NAME = """[...document.querySelectorAll("button, input:not(.md-toggle), a[href], [role=group], img")]
     .filter(each => !(each.textContent.trim() || each.ariaLabel || each.alt || each.title || each.placeholder
                       || each.labels?.length))
-    .concat([...document.querySelectorAll("[role=dialog], nav:not([role=group])")]
+    .concat([...document.querySelectorAll("[role=dialog], nav")]
             .filter(each => !each.ariaLabel && !each.getAttribute("aria-labelledby")))
     .map(each => each.outerHTML)"""
 NAMES = ("megatron2019/tensor_parallel_scaling", "ours/data_parallel_scaling", "quickstart")

@@ -1,12 +1,9 @@
 "use strict";
-/* Roles and names for the theme's parts that lack them: the search, and the buttons that copy code. */
+/* Names for the theme's landmarks that lack them: the search, and the buttons of each block of code. */
 {
   const add = () => {
     document.querySelector(".md-search")?.setAttribute("aria-label", "Search");
-    for (const each of document.querySelectorAll("nav.md-code__nav:not([role])")) {
-      each.setAttribute("role", "group"); // else each would be a landmark of the page
-      each.setAttribute("aria-label", "Code");
-    }
+    document.querySelectorAll(".md-code__nav").forEach((each, i) => each.setAttribute("aria-label", `Code ${i + 1}`));
   };
   add();
   new MutationObserver(add).observe(document.querySelector(".md-content"), { childList: true, subtree: true });
