@@ -8,7 +8,7 @@ from harness.experiment.loading import experiment_ids, load
 from harness.experiment.verdicts import in_words, records_of
 from harness.records.record import Record
 from harness.report import planner
-from harness.report.pages import INDEX, Pages
+from harness.report.pages import Pages
 from harness.terminal import Flag, print_json, shown_progress
 from impl.errors import InputError
 
@@ -46,5 +46,5 @@ def report(*, out: Path = Path("site"), results: Path | None = None, json: Flag 
     print(f"{manifest['experiments']} experiments, records: {counted}", in_words(manifest["claims"]), sep="\n")
     if note := folders.read_from(results, list(records)):
         print(note)
-    print(f"\nwritten: {len(manifest['files'])} files; open {(out / INDEX).with_suffix('.html')}")
+    print(f"\nwritten: {len(manifest['files'])} files; open {out / 'index.html'}")
     return 0
