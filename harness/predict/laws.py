@@ -88,17 +88,17 @@ def worths(laws: Iterable[str] = LAWS, cases: Iterable[Case] = CASES) -> Iterato
     pairs = [(law, case) for law in laws for case in cases]
     for law, case in shown_progress(pairs, "fitting, predicting"):
         parts = parts_of(case)
-        if any(_concerns(law, case.system, fitted, asked) for fitted, asked in parts):
+        if any(_concerns(law, case, fitted, asked) for fitted, asked in parts):
             off = [_off(law, case, fitted, asked) for fitted, asked in parts]
             having = result_of(case).whole.off
             yield Worth(law, case, len(having), float(abs(having).mean()), float(abs(np.concatenate(off)).mean()))
 
 
-def _concerns(law: str, name: str, fitted: list[Measured], asked: list[Measured]) -> bool:
+def _concerns(law: str, case: Case, fitted: list[Measured], asked: list[Measured]) -> bool:
     """Return True if a step of these changes with the law: by the priors, or by the surface that a fit keeps."""
     if law == SURFACE:
-        return len(fitted) >= SURFACE_ROWS
-    having, rows = with_priors(load_system(name)), [*fitted, *asked]
+        return case.has_surface and len(fitted) >= SURFACE_ROWS
+    having, rows = with_priors(load_system(case.system)), [*fitted, *asked]
     ratios = seconds_of(rows, LAWS[law](having)) / seconds_of(rows, having)
     return bool((abs(ratios - 1) > CHANGES).any())
 

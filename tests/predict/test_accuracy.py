@@ -175,7 +175,7 @@ def test_steps_are_predicted_without_a_law_where_it_concerns_them():
 
 @pytest.mark.parametrize("law", LAWS)
 def test_every_law_changes_a_predicted_step(law: str):
-    assert any(_concerns(law, case.system, *parts_of(case)[0]) for case in CASES[::-1])
+    assert any(_concerns(law, case, *parts_of(case)[0]) for case in CASES[::-1])
 
 
 def test_shapes_asked_for_are_like_none_of_the_fitted_and_laws_alone_have_no_surface():
