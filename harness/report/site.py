@@ -69,7 +69,7 @@ class _Pages(BasePlugin):
 
         def kept(found: re.Match[str]) -> str:
             text, target = found.groups()
-            target = target.replace(".ipynb", ".md")
+            target = target if ":" in target else target.replace(".ipynb", ".md")
             path = target.partition("#")[0]
             there = posixpath.normpath(posixpath.join(posixpath.dirname(page.file.src_uri), path))
             is_there = not path or ":" in path or files.get_file_from_path(there)

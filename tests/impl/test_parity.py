@@ -105,7 +105,8 @@ def test_compiled_layers_equal_serial(data: Path) -> None:
     one_layer = (replace(model, num_layers=1) for model in (MODEL, replace(BLOCKS["llama"], **SHARED)))
     split = Plan(tp=2, sequence_parallel=True)
     runs = [Run(model=model, plan=split, train=RECIPE, compile=True) for model in one_layer]
-    shared, again = replace(MODEL, num_layers=2, shared_layers=True), replace(split, recompute="full")
+    shared = replace(MODEL, num_layers=2, shared_layers=True, norm_placement="scaled")  # by depth, which is not shared
+    again = replace(split, recompute="full")
     runs.append(Run(model=shared, plan=again, train=RECIPE, precision="fp64", compile=True))
     found = on_ranks(compiled_gradients, runs, data) | on_ranks(first_gradients, map(serial, runs), data)
     for run in runs:
