@@ -31,6 +31,8 @@ LINK = re.compile(r"(?<!!)\[((?:[^\[\]]|\[[^\]]*\])*)\]\(([^)\s]+)\)")
 IMAGE = re.compile(r'<p><img alt="([^"]*)" src="([^":]+\.svg)" ?/?></p>')
 FENCED = re.compile(r"(^```.*?^```$)", re.MULTILINE | re.DOTALL)
 COMMENT = re.compile(r"^<!--.*?-->\n", re.MULTILINE)
+SECTION, TABLE = re.compile(r"^## ", re.MULTILINE), re.compile(r"^### ", re.MULTILINE)
+"""Headings of the second level, and of the third, which tables have."""
 BEFORE_LIST = re.compile(r"^(?![-*] |\d+\. |\s|\||$)(.+)\n(?=[-*] |\d+\. )", re.MULTILINE)
 """Line of a paragraph before a list."""
 CELL = re.compile(rf"<td([^>]*)>({'|'.join(VERDICTS)})( \([^<]*\))?</td>")
@@ -65,7 +67,7 @@ class _Pages(BasePlugin):
         return config
 
     def on_page_markdown(self, markdown: str, page: Any, config: Any, files: Files) -> str:
-        """Let links lead to notebooks' pages, or be text where they lead nowhere; write lists as MkDocs asks."""
+        """Let links lead to notebooks' pages, or be text where they lead nowhere; write headings and lists for it."""
 
         def kept(found: re.Match[str]) -> str:
             text, target = found.groups()
@@ -75,6 +77,8 @@ class _Pages(BasePlugin):
             is_there = not path or ":" in path or files.get_file_from_path(there)
             return f"[{text}]({target})" if is_there else text
 
+        if not SECTION.search(markdown):  # tables alone, whose headings would be two levels below the page's
+            markdown = TABLE.sub("## ", markdown)
         parts = FENCED.split(markdown)
         for i in range(0, len(parts), 2):
             text = COMMENT.sub("", parts[i]).replace("\\<", "<")

@@ -5,6 +5,7 @@ import re
 import shutil
 from collections.abc import Iterator
 from html.parser import HTMLParser
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
@@ -48,6 +49,7 @@ class Page(HTMLParser):
         self.loads: list[str] = []
         self.ids: list[str] = []
         self.images: list[dict[str, str]] = []
+        self.headings: list[int] = []
         self.text = ""
         self.feed(path.read_text(encoding="utf-8"))
 
@@ -58,6 +60,7 @@ class Page(HTMLParser):
         self.loads += [value for name, value in found.items() if name in ("src", "srcset")]
         self.loads += [found["href"]] if tag == "link" else []
         self.images += [found] if tag == "img" else []
+        self.headings += [int(tag[1])] if re.fullmatch("h[1-6]", tag) else []
         assert tag not in ("iframe", "object"), tag
 
     def handle_data(self, data: str) -> None:
@@ -135,6 +138,12 @@ def test_all_links_resolve_and_nothing_is_loaded_from_elsewhere(site: Path) -> N
     for css in ("style.css", "site.css"):
         assert "url(" not in (site / css).read_text()
         assert "@import" not in (site / css).read_text()
+
+
+def test_headings_go_down_by_one_level_at_a_time(site: Path) -> None:
+    found = {name: page.headings for name, page in pages(site).items()}
+    assert {"results/accuracy.html", "results/bench/engines.html"} <= set(found)
+    assert [name for name, levels in found.items() if any(b > a + 1 for a, b in pairwise([0, *levels]))] == []
 
 
 def test_documents_verbs_and_api_are_there(site: Path) -> None:
