@@ -85,5 +85,5 @@ EXPERIMENT = Experiment(
     "are from news, and that of 1T is derived from the abstract's share. `frontier`'s constants are fitted to the row "
     "of 175B. At `smoke` and `small` fp32 and small models on two ranks: two pipelines of growing depth, and a "
     "wider model whose layers two ranks share.",
-    runs={"smoke": grown(shapes(64), 64, 1, 1), "small": grown(shapes(192), 128, 1, 3), "paper": FIGURE.runs},
+    runs={"smoke": grown(shapes(64), 64, 1, 1), "small": grown(shapes(192), 128, 1, 8), "paper": FIGURE.runs},
 )

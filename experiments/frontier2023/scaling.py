@@ -146,7 +146,7 @@ EXPERIMENT = Experiment(
     "otherwise. At `smoke` and `small` a replica is one rank, without a pipeline: what is lost is communication alone.",
     runs={
         "smoke": [run for kind in KINDS for run in on_two(SMOKE, kind)],
-        "small": repeated([run for kind in KINDS for run in on_two(SMALL, kind)], 3),
+        "small": repeated([run for kind in KINDS for run in on_two(SMALL, kind)], 8),
         "paper": [run_of(*one) for one in EVERY],
     },
 )  # fmt: skip

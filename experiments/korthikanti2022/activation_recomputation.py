@@ -128,10 +128,10 @@ def in_every_way(model: ModelConfig, tp: int, microbatch: int, steps: int, repea
     return repeated([with_way(run, way) for way in WAYS], repeats)
 
 
-def pipelines(seq_len: int, batches: Sequence[int]) -> list[Run]:
+def pipelines(seq_len: int, batches: Sequence[int], repeats: int = 1) -> list[Run]:
     """Return runs two ranks deep, with microbatches of two sequences; the smallest batch has half as many as ranks."""
     plain = [timed(small_model(seq_len), Plan(pp=2), batch) for batch in batches]
-    return [with_way(run, way) for run in plain for way in (NOTHING, FULL)]
+    return repeated([with_way(run, way) for run in plain for way in (NOTHING, FULL)], repeats)
 
 
 EXPERIMENT = Experiment(
@@ -190,9 +190,9 @@ EXPERIMENT = Experiment(
     runs={
         "smoke": [*in_every_way(SMOKE, 2, 4, steps=8), *pipelines(128, (2, 16))],
         "small": [
-            *in_every_way(SMOKE, 2, 8, steps=10, repeats=3),
+            *in_every_way(SMOKE, 2, 8, steps=10, repeats=8),
             *in_every_way(quarter(PAPER["korthikanti-175b"]), DEGREE, 4, steps=2),
-            *pipelines(256, (2, 8, 32)),
+            *pipelines(256, (2, 8, 32), repeats=8),
         ],
         "paper": [*of_the_paper()],
     },

@@ -165,5 +165,5 @@ EXPERIMENT = Experiment(
     deviations="No dropout is left out: the models have the paper's. At `smoke` and `small` models are 1000 times "
     "smaller, nothing is recomputed, and the data-parallel degree is 2; degrees beyond the cores of the machine are "
     "there for their memory. The same model on more GPUs (table 8) is in megatron2019/strong_scaling.",
-    runs={"smoke": runs("smoke", 1), "small": runs("small", 3), "paper": repeated(PAPER, 3)},
+    runs={"smoke": runs("smoke", 1), "small": runs("small", 8), "paper": repeated(PAPER, 3)},
 )  # fmt: skip

@@ -78,7 +78,7 @@ EXPERIMENT = Experiment(
     "them at `small`, four ranks, share two cores, and their bubble says nothing.",
     runs={
         "smoke": layouts(128, [Plan(pp=2)], (8, 32)),
-        "small": layouts(256, [Plan(pp=2), Plan(pp=2, dp=2)], (8, 16, 32), repeats=3),
+        "small": layouts(256, [Plan(pp=2), Plan(pp=2, dp=2)], (8, 16, 32), repeats=8),
         "paper": [
             on_selene({"tp": 1, "pp": n >> i, "dp": 2**i, "global_batch": batch}, LAYERS, 1, VOCABULARY)
             for n, batch in CURVES

@@ -127,7 +127,7 @@ EXPERIMENT = Experiment(
     "small, and a CPU's rate depends less on how many rows a product has than a GPU's.",
     runs={
         "smoke": [timed(SMOKE, Plan(), SIZES[-1], size) for size in SIZES],
-        "small": repeated([timed(SMALL, Plan(), SIZES[-1], size) for size in SIZES], 3),
+        "small": repeated([timed(SMALL, Plan(), SIZES[-1], size) for size in SIZES], 8),
         "paper": FIGURE.runs,
     },
 )  # fmt: skip

@@ -94,7 +94,7 @@ EXPERIMENT = Experiment(
     "figure 12, with four chunks a rank. At `smoke` and `small` the pipeline is two ranks deep, of a model of eight "
     "small layers, with two chunks a rank.",
     runs={
-        "smoke": layouts(128, TWO_DEEP, (8, 16)), "small": layouts(256, TWO_DEEP, (8, 16, 32), repeats=2),
+        "smoke": layouts(128, TWO_DEEP, (8, 16)), "small": layouts(256, TWO_DEEP, (8, 16, 32), repeats=8),
         "paper": [
             on_selene(
                 {"tp": 8, "pp": 12, "dp": 1, "global_batch": batch}, named("gpt-175b"), schedule=one,

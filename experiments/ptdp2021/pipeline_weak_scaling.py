@@ -63,5 +63,5 @@ EXPERIMENT = Experiment(
     deviations=DEVIATIONS
     + "At `smoke` and `small` a rank has four small layers, the pipeline is one or two ranks deep "
     "and a step has 2 or 16 microbatches of 2 sequences; no layer is split.",
-    runs={"smoke": runs(128, 128, 1), "small": runs(128, 256, 3), "paper": FIGURE.runs},
+    runs={"smoke": runs(128, 128, 1), "small": runs(128, 256, 8), "paper": FIGURE.runs},
 )

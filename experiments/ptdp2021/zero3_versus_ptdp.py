@@ -166,5 +166,5 @@ EXPERIMENT = Experiment(
     "is ours, not DeepSpeed's. The paper does not say whether PTD-P interleaves here: it does not. At `smoke` and "
     "`small` a model of eight small layers is on two ranks; at `small`, four ranks share two cores, and say what is "
     "sent but nothing of speed. CPUs have no nodes: ranks that share layers count as one.",
-    runs={"smoke": runs(128, TWO), "small": runs(256, TWO, repeats=3) + runs(256, FOUR), "paper": FIGURE.runs},
+    runs={"smoke": runs(128, TWO), "small": runs(256, TWO, repeats=8) + runs(256, FOUR), "paper": FIGURE.runs},
 )  # fmt: skip

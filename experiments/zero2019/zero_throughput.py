@@ -171,5 +171,5 @@ EXPERIMENT = Experiment(
     "The baseline is ours too, not Megatron-LM of 2019. At `smoke` and `small` fp32, nothing is recomputed, and a "
     "small model is on two ranks, in all of ZeRO's stages beside two tensor-parallel ranks; one rank has a batch of "
     "two, two ranks of four each. There is no slow network, nor a memory that limits the batch.",
-    runs={"smoke": small_runs(4, 128, 1), "small": small_runs(6, 256, 3), "paper": list(PAPER)},
+    runs={"smoke": small_runs(4, 128, 1), "small": small_runs(6, 256, 8), "paper": list(PAPER)},
 )  # fmt: skip
