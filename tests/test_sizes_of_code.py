@@ -7,6 +7,7 @@ from pathlib import Path
 ROOT = Path(__file__).resolve().parents[1]
 PACKAGES = ("impl", "harness")
 FILE_LINES = 400
+EXPERIMENT_LINES = 200
 FUNCTION_LINES = 60
 
 
@@ -25,6 +26,15 @@ def test_no_file_is_over_400_lines():
     lines = {path: len(path.read_text().splitlines()) for path in sources()}
     assert len(lines) > 10
     long = [f"{path.relative_to(ROOT)}: {n} lines" for path, n in lines.items() if n > FILE_LINES]
+    assert not long, "\n".join(long)
+
+
+def test_no_experiment_is_over_200_lines():
+    """Apart from what a paper's experiments share, which is in the `__init__` of their package."""
+    own = [path for path in (ROOT / "experiments").rglob("*.py") if path.name != "__init__.py"]
+    lines = {path: len(path.read_text().splitlines()) for path in own}
+    assert len(lines) > 10
+    long = [f"{path.relative_to(ROOT)}: {n} lines" for path, n in lines.items() if n > EXPERIMENT_LINES]
     assert not long, "\n".join(long)
 
 

@@ -3,6 +3,7 @@
 Of the paper the abstract was read; shapes, flags and the model are from axonn-ai/Megatron-AxoNN.
 """
 
+from itertools import product
 from math import prod
 
 from harness.experiment.kit import UNTESTED, ModelConfig, Plan, Recipe, Run, published
@@ -32,6 +33,17 @@ def grid_of(run: Run) -> Grid:
     assert run.plan.tp3
     x, y, z = run.plan.tp3
     return x, y, z, run.plan.dp // z
+
+
+def name(run: Run) -> str:
+    return " x ".join(map(str, grid_of(run)))
+
+
+def grids(ranks: int, *, has_d: bool, least: int = 1, most: int = 2**20) -> list[Grid]:
+    """Return grids of powers of 2, with at least so many parts of a weight and at most so many of a product."""
+    powers = [2**i for i in range(ranks.bit_length())]
+    every = [(x, y, z, ranks // (x * y * z)) for x, y, z in product(powers, repeat=3) if not ranks % (x * y * z)]
+    return [one for one in every if (has_d or one[3] == 1) and prod(one[:3]) >= least and one[0] * one[1] <= most]
 
 
 def on_grid(grid: Grid, **more: object) -> Plan:

@@ -8,14 +8,13 @@ the steps' times.
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
-from itertools import product
 from math import inf, nan, prod, sqrt
 from typing import Any
 
 from scipy.stats import kendalltau
 
 from experiments.axonn2023 import (
-    AS_STORED, PRODUCTS, SHAPES, WHOLE, Grid, communicating, grid_of, modelled, on_grid, on_perlmutter,
+    AS_STORED, PRODUCTS, SHAPES, WHOLE, Grid, communicating, grid_of, grids, modelled, name, on_grid, on_perlmutter,
 )  # fmt: skip
 from experiments.ours import claim
 from experiments.ptdp2021 import timed
@@ -34,8 +33,6 @@ FEW = 5
 SURE = 1.96
 """Standard deviations of Kendall's tau without any order, beyond which a tau is no chance: 95%."""
 EXACT = Tolerance(0.01, "biases, embeddings, logits and norms are under 1% of 80B's traffic", "2026-11-27")
-
-
 Counts = dict[str, dict[str, tuple[int, int]]]
 """Calls and bytes of a step's collectives, by axes of the mesh."""
 
@@ -132,17 +129,6 @@ def few_have_the_fastest(records: Sequence[Record]) -> Evidence | None:
         for i, one, more in found
     )  # fmt: skip
     return tally([i <= FEW for i, *_ in found], "numbers of ranks", said)
-
-
-def name(run: Run) -> str:
-    return " x ".join(map(str, grid_of(run)))
-
-
-def grids(ranks: int, *, has_d: bool, least: int = 1, most: int = 2**20) -> list[Grid]:
-    """Return grids of powers of 2, with at least so many parts of a weight and at most so many of a product."""
-    powers = [2**i for i in range(ranks.bit_length())]
-    every = [(x, y, z, ranks // (x * y * z)) for x, y, z in product(powers, repeat=3) if not ranks % (x * y * z)]
-    return [one for one in every if (has_d or one[3] == 1) and prod(one[:3]) >= least and one[0] * one[1] <= most]
 
 
 def on_cpus(model: ModelConfig, *ranks: int) -> list[Run]:

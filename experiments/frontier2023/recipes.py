@@ -79,7 +79,7 @@ EXPERIMENT = Experiment(
         FIGURE.quantitative("rates relative to the smallest model's are within 5 points of the published", "network"),
     ),
     table=FIGURE.table,
-    cost=cost("3 min", "90 min, 1024"),
+    cost=cost("8 min", "90 min, 1024"),
     deviations="Plans and batches are the authors' launch scripts', as is that the counter includes recomputation; the "
     "largest model's batch is from memory; its heads and the vocabulary of all are assumed. The rates of 22B and 175B "
     "are from news, and that of 1T is derived from the abstract's share. `frontier`'s constants are fitted to the row "

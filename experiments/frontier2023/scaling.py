@@ -137,7 +137,7 @@ EXPERIMENT = Experiment(
         ),
     ),
     table=table,
-    cost=cost("2 min", "6 h, 3072"),
+    cost=cost("4 min", "6 h, 3072"),
     deviations="The abstract has neither batches nor where scaling begins. The batches of all, 8,000 and 8,016, and "
     "1T's 1,600 sequences of a replica are from memory; 175B's 320 of a replica, and the 128 and 512 GCDs of the "
     "beginning, are assumed. Microbatches are 1, as in the launch scripts; `strong, fitted` has 4, as in the DeepSpeed "

@@ -181,7 +181,7 @@ EXPERIMENT = Experiment(
         ),
     ),
     table=table_of("activation_recomputation", "Recomputation of activations", COLUMNS, ours_and_theirs, NOTES),
-    cost={"smoke": "1 min, 2 CPU cores", "small": "4 min, 2 CPU cores", "paper": "60 min, 512 GPUs with 80 GB"},
+    cost={"smoke": "1 min, 2 CPU cores", "small": "10 min, 2 CPU cores", "paper": "60 min, 512 GPUs with 80 GB"},
     deviations="bf16, not fp16; at `smoke` and `small` fp32 where times count. Models of figure 7 and table 4 have two "
     "layers of their width, and times are of whole steps: the embedding and the update are in them. With dropout, as "
     "the formulas count its masks; PTD-P's figure 17 without, with fused attention. At `small`, 175B's heads and "

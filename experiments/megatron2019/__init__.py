@@ -12,8 +12,6 @@ from harness.experiment.kit import (
     EFFICIENCY, PUBLISHED, Column, Evidence, Measure, ModelConfig, Plan, Point, Precision, Recipe, Record, Run, Tier,
     all_hold, flop_rate, known, named, points, published, relative_to, sent, tally, untested,
 )  # fmt: skip
-from harness.records.measures import in_order, model_names, shape
-from impl.cost.memory import state_bytes
 
 MODELS: dict[Tier, dict[int, ModelConfig]] = {
     "smoke": {
@@ -106,37 +104,6 @@ def printed_speedup(one: Point) -> float:
     return one.printed["published"] * one.run.plan.tp
 
 
-DEGREE: dict[Tier, int] = {"smoke": 2, "small": 2, "paper": 8}
-HEADS: dict[Tier, tuple[int, int, int]] = {"smoke": (4, 6, 8), "small": (4, 6, 8), "paper": (16, 24, 32)}
-"""Numbers of heads, in the paper's proportions."""
-
-
-def with_heads(model: ModelConfig) -> Tier | None:
-    """Return the tier in which the model is one of those whose heads vary; None: no tier."""
-    for tier, heads in HEADS.items():
-        if model.num_heads in heads and replace(MODELS[tier][DEGREE[tier]], num_heads=model.num_heads) == model:
-            return tier
-    return None
-
-
-def in_paper(one: Point) -> int:
-    """Return the paper's number of heads that stands in the same proportion; 0 for the first model."""
-    model, tier = one.run.model, with_heads(one.run.model)
-    if tier is None or one.run.plan.tp != DEGREE[tier]:
-        return 0
-    return HEADS["paper"][HEADS[tier].index(model.num_heads)]
-
-
-def by_heads(records: Sequence[Record]) -> list[Point]:
-    """Return timed points by heads, with their rate of model FLOPs per device over the first model's on one rank."""
-    table_7 = published("megatron2019", "heads_scaling_efficiency").to_dict("records")
-    printed = {int(row["note"].partition(" heads")[0]): row["value"] / 100 for row in table_7}
-    first = [models[1] for models in MODELS.values()]
-    is_first = lambda one: one.run.plan.world_size == 1 and one.run.model in first
-    found = efficiencies(records, flop_rate, is_first, lambda one: printed.get(in_paper(one), float("nan")))
-    return sorted(found, key=lambda one: (in_paper(one), one.run.model.num_heads))
-
-
 tokens_per_second = attrgetter("tokens_per_second")
 
 
@@ -209,22 +176,3 @@ def on_curve(records: Sequence[Record], grows: str) -> list[Point]:
     is_on = lambda run: what_grows(run) == grows or (grows == CONSTANT and begins(run))
     found = [one for one in known(on_all_curves(records)) if is_plain(one.run) and is_on(one.run)]
     return sorted(found, key=lambda one: one.run.plan.tp)
-
-
-def states_fall(records: Sequence[Record]) -> Evidence | None:
-    """Judge whether every rank holds the bytes of the formula; shares are of models that one rank held whole, too."""
-    names, exact = model_names(records), list[bool]()
-    by_model: dict[str, dict[int, tuple[float, float]]] = {}
-    for one in in_order(records):
-        run, held = one.run, (one.split_state_bytes, one.whole_state_bytes)
-        if not math.isnan(held[0]):
-            vocab_size = one.resolved.vocab_size or 0
-            exact.append(held == state_bytes(run.model, vocab_size, tp=run.plan.tp, precision=run.precision))
-            by_model.setdefault(names[shape(run)], {})[run.plan.tp] = held
-    numbers = [
-        f"{model}, tp={tp}: {sum(at[tp]) / sum(at[1]):.1%} ({at[tp][1] / sum(at[1]):.1%} whole)"
-        for model, at in by_model.items()
-        for tp in sorted(at)
-        if tp > 1 and 1 in at
-    ]
-    return tally(exact, "runs to the byte", "; ".join(numbers)) if numbers else None

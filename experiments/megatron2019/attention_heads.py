@@ -5,26 +5,43 @@ Megatron-LM divides the hidden size of its 8.3B model into 16, 24 and 32 heads, 
 same count of model FLOPs; efficiency is the rate of these per GPU over that of the 1.2B model on one.
 """
 
+import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from experiments.megatron2019 import (
-    CPU, DEGREE, HEADS, IN_PRINT, MODELS, SHARE, by_heads, in_paper, on_v100s, speed, with_heads,
-)  # fmt: skip
+from experiments.megatron2019 import CPU, IN_PRINT, MODELS, SHARE, efficiencies, on_v100s, speed
 from harness.experiment.kit import (
-    FLOP_RATE, MARK, MODEL, POINTS, RANKS, RUNS, Claim, Estimate, Evidence, Experiment, Plan, Record, Run, Tier, each,
-    falls_along, flop_rate, known, of_run, repeated, table_of, within,
+    FLOP_RATE, MARK, MODEL, POINTS, RANKS, RUNS, Claim, Estimate, Evidence, Experiment, Plan, Point, Record, Run, Tier,
+    each, falls_along, flop_rate, known, of_run, published, repeated, table_of, within,
 )  # fmt: skip
 
+DEGREE: dict[Tier, int] = {"smoke": 2, "small": 2, "paper": 8}
+HEADS: dict[Tier, tuple[int, int, int]] = {"smoke": (4, 6, 8), "small": (4, 6, 8), "paper": (16, 24, 32)}
+"""Numbers of heads, in the paper's proportions."""
+IN_PAPER = {
+    replace(MODELS[tier][DEGREE[tier]], num_heads=n): theirs
+    for tier, heads in HEADS.items() for n, theirs in zip(heads, HEADS["paper"], strict=True)
+}  # fmt: skip
+"""The paper's number of heads that stands in the same proportion, by model."""
 SHOWN = (
     MODEL, of_run("heads", "heads", lambda run: run.model.num_heads),
     of_run("head_size", "head size", lambda run: run.model.hidden_size // run.model.num_heads), RANKS, FLOP_RATE, SHARE,
     IN_PRINT, RUNS, MARK,
 )  # fmt: skip
-NOTE = (
-    "Efficiency is the rate of model FLOPs per device over the first row's, one rank. Published: of 8.3B with 16, "
-    "24 and 32 heads on 8 V100s (table 7), beside the heads here that stand in the same proportion."
-)
+
+
+def in_paper(one: Point) -> int:
+    """Return the paper's number of heads for a point; 0 for the first model."""
+    return IN_PAPER.get(one.run.model, 0)
+
+
+def by_heads(records: Sequence[Record]) -> list[Point]:
+    """Return timed points by heads, with their rate of model FLOPs per device over the first model's on one rank."""
+    table_7 = published("megatron2019", "heads_scaling_efficiency").to_dict("records")
+    printed = {int(row["note"].partition(" heads")[0]): row["value"] / 100 for row in table_7}
+    is_first = lambda one: one.run.model in [models[1] for models in MODELS.values()]
+    found = efficiencies(records, flop_rate, is_first, lambda one: printed.get(in_paper(one), math.nan))
+    return sorted(found, key=lambda one: (in_paper(one), one.run.model.num_heads))
 
 
 def runs(tier: Tier, repeats: int) -> list[Run]:
@@ -35,9 +52,6 @@ def runs(tier: Tier, repeats: int) -> list[Run]:
     return repeated([run_of(*one) for one in every], repeats)
 
 
-table = table_of("attention_heads", "Attention heads and efficiency", SHOWN, by_heads, [NOTE])
-
-
 def falls_with_heads(records: Sequence[Record]) -> Evidence | None:
     """Judge whether efficiency falls with every increase of the heads."""
     found = [one for one in known(by_heads(records)) if in_paper(one)]
@@ -46,10 +60,9 @@ def falls_with_heads(records: Sequence[Record]) -> Evidence | None:
 
 
 def beside_table_7(records: Sequence[Record]) -> list[tuple[Estimate, float, int]]:
-    """Return the efficiencies of the paper's numbers of heads, and the published, once all of them are known."""
-    ours = [one for one in known(by_heads(records)) if with_heads(one.run.model) == "paper" and in_paper(one)]
-    are_all = len(ours) == len(HEADS["paper"])
-    return [(one.relative, one.printed["published"], one.run.model.num_heads) for one in ours if are_all]
+    """Return the efficiencies of the paper's numbers of heads, and the published, once all three are known."""
+    ours = [one for one in known(by_heads(records)) if in_paper(one) and one.run.plan.tp == DEGREE["paper"]]
+    return [(one.relative, one.printed["published"], one.run.model.num_heads) for one in ours if len(ours) == 3]
 
 
 EXPERIMENT = Experiment(
@@ -66,7 +79,10 @@ EXPERIMENT = Experiment(
             kind="quantitative", about="network", tolerance=POINTS,
         ),
     ),
-    table=table,
+    table=table_of("attention_heads", "Attention heads and efficiency", SHOWN, by_heads, [
+        "Efficiency is the rate of model FLOPs per device over the first row's, one rank. Published: of 8.3B with 16, "
+        "24 and 32 heads on 8 V100s (table 7), beside the heads here that stand in the same proportion."
+    ]),
     cost={"smoke": "1 min, 2 CPU cores", "small": "4 min, 2 CPU cores", "paper": "5 min, 8 GPUs with 32 GB"},
     deviations="At `smoke` and `small` models are 1000 times smaller, in fp32 and without recomputation, two ranks "
     "share a layer, and heads are 4, 6 and 8.",

@@ -7,62 +7,22 @@ from that, tensor parallelism of 3.57B is 19% slower on 8 GPUs than on 4, and 43
 """
 
 import math
-import re
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import replace
 from itertools import pairwise
 from operator import attrgetter
 
-from experiments.ptdp2021 import SELENE, timed
+from experiments.nanotron2025 import PAPER
+from experiments.ptdp2021 import timed
 from harness.experiment.kit import (
-    BATCH, DP, GB, GIB, MARK, MICROBATCH, MODEL, POINTS, PP, RANKS, RUNS, TP, UNTESTED, ZERO_STAGE, Claim, Estimate,
-    Experiment, ModelConfig, Plan, Point, Printed, Record, Run, Tolerance, as_expected, best_over, each, figure_of,
-    gigabytes, grouped, largest, named, noted, points, printed, printed_value, published, relative, repeated, share,
-    table_of, with_printed,
+    BATCH, DP, GB, MARK, MICROBATCH, MODEL, POINTS, PP, RANKS, RUNS, TP, ZERO_STAGE, Claim, Estimate, Experiment,
+    ModelConfig, Plan, Point, Record, Run, Tolerance, as_expected, best_over, each, figure_of, gigabytes, grouped,
+    largest, named, points, printed, printed_value, relative, repeated, share, table_of, with_printed,
 )  # fmt: skip
-from impl.cost.flops import model_flops
-from impl.cost.peaks import peak_flops
-from impl.model.sizes import LLAMA_BLOCK
 
 NEAR = Tolerance(0.2, "NVIDIA's software on such GPUs is missed by up to 17%; here nothing is fitted", "2026-11-25")
 HELD = Tolerance(0.15, "PyTorch's allocator rounds and keeps blocks; the framework's own is not known", "2026-11-25")
-BUCKET = 25 * 2**20
-"""Bytes; ddp_bucket_cap_mb of the benchmark's configuration."""
 NODE = 8
-SHAPE = re.compile(r"(.*?): .*MLP (\d+), (\w+);.*ZeRO (\d)")
-"""Size, width of the MLP, whether the embedding is `tied`, and ZeRO stage in the note of a published row."""
-
-
-def on_h100s(row: Printed) -> Run:
-    """Return the run of a published row, which waits for its updated parameters, as nanotron's ZeRO does."""
-    _, width, tied, stage = SHAPE.findall(row["note"])[0]
-    shape, tp = noted(row["note"]), int(row["tp"])
-    recipe = replace(SELENE, global_batch=int(row["global_batch"]), microbatch=shape.pop("microbatch"))
-    block = LLAMA_BLOCK | {"mlp_size": int(width), "tied": tied == "tied", "vocab_size": 131072}
-    plan = Plan(
-        dp=int(row["dp"]), tp=tp, pp=int(row["pp"]), sequence_parallel=tp > 1, zero_stage=int(stage),  # type: ignore[arg-type]
-        overlap_param_gather=False, bucket_bytes=BUCKET,
-    )  # fmt: skip
-    return Run(model=ModelConfig(**shape, **block), plan=plan, train=recipe, evaluation=UNTESTED, precision="bf16")
-
-
-def as_published() -> dict[Run, Point]:
-    """Return the points of all rows by their runs, with utilization by our count of FLOPs, and bytes of memory."""
-    found: dict[Run, Point] = {}
-    for row in published("nanotron2025").to_dict("records"):
-        run, value = on_h100s(row), row["value"]
-        needed = model_flops("ptdp", run.model, 1) / run.model.seq_len
-        peak = peak_flops("NVIDIA H100 80GB HBM3", "bf16") or math.nan
-        numbers = {"memory": value * GIB, "token_rate": value * needed / peak}
-        key = "memory" if row["quantity"] == "memory" else "mfu"
-        one = found.setdefault(run, Point(run, model=f"Llama {SHAPE.findall(row['note'])[0][0]}"))
-        found[run] = replace(one, printed={**one.printed, f"published_{key}": numbers[row["quantity"]]})
-    return found
-
-
-PAPER = as_published()
-
-
 per_device = attrgetter("tokens_per_second_per_device")
 mfu, held = attrgetter("mfu"), attrgetter("peak_memory_bytes")
 

@@ -93,7 +93,7 @@ EXPERIMENT = Experiment(
     figure=figure,
     cost={
         "smoke": "2 min, 2 CPU cores",
-        "small": "6 h, 2 CPU cores with `--jobs 2` (needs text, see docs/texts.md)",
+        "small": "12 h, 2 CPU cores with `--jobs 2` (needs text, see docs/texts.md)",
         "paper": "a month, 64 GPUs with 80 GB",
     },
     deviations="GPTs on bytes of books, 0.8M tokens, up to 3.6M parameters: the papers train 1,000 times more, and so "

@@ -72,7 +72,7 @@ EXPERIMENT = Experiment(
         lambda run: f"n = {run.plan.world_size}, B' = {run.plan.dp * run.microbatches}",
         labels=("data-parallel ranks d", "bubble (% of the computing time)"),
     ),
-    cost=cost("3 min", "30 min, 128 GPUs"),
+    cost=cost("7 min", "30 min, 128 GPUs"),
     deviations=DEVIATIONS + "The figure is of a formula and names no model: at `paper` it is one of 6.4B with a layer "
     "for each of 128 ranks, and a small vocabulary. At `smoke` and `small` a pipeline is two ranks deep; two of "
     "them at `small`, four ranks, share two cores, and their bubble says nothing.",

@@ -89,7 +89,7 @@ EXPERIMENT = Experiment(
         ),
         AS_SIMULATED,
     ),
-    table=PIPELINES.table, cost=cost("3 min", "10 min, 96 GPUs"),
+    table=PIPELINES.table, cost=cost("13 min", "10 min, 96 GPUs"),
     deviations=DEVIATIONS + "The papers state closed forms, not measurements: `paper` is GPT-3 on 96 GPUs as in "
     "figure 12, with four chunks a rank. At `smoke` and `small` the pipeline is two ranks deep, of a model of eight "
     "small layers, with two chunks a rank.",

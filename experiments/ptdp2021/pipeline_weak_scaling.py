@@ -59,7 +59,7 @@ EXPERIMENT = Experiment(
         FIGURE.quantitative("the paper's models are within 5 points of its relative rates", "bubble"),
     ),
     table=FIGURE.table,
-    cost=cost("2 min", "15 min, 64 GPUs"),
+    cost=cost("4 min", "15 min, 64 GPUs"),
     deviations=DEVIATIONS
     + "At `smoke` and `small` a rank has four small layers, the pipeline is one or two ranks deep "
     "and a step has 2 or 16 microbatches of 2 sequences; no layer is split.",

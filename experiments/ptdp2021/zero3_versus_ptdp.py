@@ -161,7 +161,7 @@ EXPERIMENT = Experiment(
         Claim("what crosses nodes is what the formulas say, exactly", "our own", as_counted, kind="self-consistency"),
     ),
     table=FIGURE.table,
-    cost=cost("2 min", "60 min, 2240 GPUs"),
+    cost=cost("4 min", "60 min, 2240 GPUs"),
     deviations="bf16, not fp16; no dropout, with fused attention. Every layer is recomputed, as in the paper. ZeRO-3 "
     "is ours, not DeepSpeed's. The paper does not say whether PTD-P interleaves here: it does not. At `smoke` and "
     "`small` a model of eight small layers is on two ranks; at `small`, four ranks share two cores, and say what is "

@@ -166,7 +166,7 @@ EXPERIMENT = Experiment(
         ),
     ),
     table=table,
-    cost={"smoke": "1 min, 2 CPU cores", "small": "2 min, 2 CPU cores", "paper": "40 min, 400 GPUs with 32 GB"},
+    cost={"smoke": "1 min, 2 CPU cores", "small": "4 min, 2 CPU cores", "paper": "40 min, 400 GPUs with 32 GB"},
     deviations="No dropout, with fused attention; the paper names neither vocabulary nor sequence: 51,200 and 1,024. "
     "The baseline is ours too, not Megatron-LM of 2019. At `smoke` and `small` fp32, nothing is recomputed, and a "
     "small model is on two ranks, in all of ZeRO's stages beside two tensor-parallel ranks; one rank has a batch of "

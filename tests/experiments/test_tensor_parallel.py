@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from experiments.megatron2019 import MODELS, attention_heads, tensor_parallel_scaling
+from experiments.megatron2019 import MODELS, tensor_parallel_scaling
 from harness.experiment.claims_table import claims_table
 from harness.experiment.experiment import TIERS, Experiment
 from harness.experiment.loading import load
@@ -137,7 +137,6 @@ def test_oversubscribed_and_missing_points_are_not_run_here() -> None:
     first = [made(run, 0.5) for run in SCALING.runs["smoke"] if run.plan.world_size == 1]
     assert verdicts(SCALING, first) == ["not run here"] * 8
     assert tensor_parallel_scaling.table([]).frame.empty
-    assert attention_heads.table([]).frame.empty
 
 
 def heads(efficiencies: dict[int, float]) -> list[Record]:
