@@ -192,6 +192,47 @@ def data_parallel_only() -> list[float]:
     return [greater(max(others, key=mean), largest)]
 
 
+def falls_over_stages() -> list[list[list[float]]]:
+    """Return FLOP/s of one rank and of two stages, at the smaller batch and at the larger."""
+    return [by("plan__pp", "ptdp2021/pipeline_weak_scaling", train__global_batch=batch) for batch in (4, 32)]
+
+
+def falls_less_at_larger_batches() -> list[float]:
+    """Return Welch's one-sided p that the logarithm of two stages' share of the rate is no higher, of four means."""
+    (first, of_first), (second, of_second) = falls_over_stages()
+    logs = [[math.log(one) for one in found] for found in (of_second, first, second, of_first)]
+    margin = sum(map(mean, logs[:2])) - sum(map(mean, logs[2:]))
+    variances = [statistics.variance(found) / len(found) for found in logs]
+    freedom = sum(variances) ** 2 / sum(v**2 / (len(found) - 1) for v, found in zip(variances, logs, strict=True))
+    return [float(stats.t.sf(margin / math.sqrt(sum(variances)), freedom))]
+
+
+def zero_is_faster() -> list[float]:
+    two = [{"plan__dp": 2, "plan__zero_stage": 2}, {"plan__tp": 2, "plan__dp": 1}]
+    return [greater(*([flop_rate(one) for one in records("zero2019/zero_throughput", **plan)] for plan in two))]
+
+
+def larger_batches_pay() -> list[float]:
+    """Return the p that with recomputation the largest batch is no faster than the one that fits without."""
+    found = [
+        {"plan__recompute": "full", "train__global_batch": 32},
+        {"plan__recompute": "none", "train__global_batch": 2},
+    ]
+    return [greater(*(
+        [tokens_per_second(one) for one in records("korthikanti2022/activation_recomputation", plan__pp=2, **which)]
+        for which in found
+    ))]  # fmt: skip
+
+
+def efficiency_of_shared_layers() -> list[float]:
+    plain = {"plan__dp": 1, "plan__sequence_parallel": False, "plan__overlap_input_grad_reduce": True}
+    one, two = (
+        by("plan__tp", "megatron2019/tensor_parallel_scaling", **plain, model__hidden_size=size, plan__tp=tp)
+        for size, tp in ((256, 1), (384, 2))
+    )
+    return [greater(*one, *two)]
+
+
 def deep_post_fails() -> list[float]:
     """Return the p of the models that fail, those of the higher rate."""
     perplexity = lambda one: math.exp(last(one, "valid")["nats"] / last(one, "valid")["tokens"])
@@ -272,6 +313,16 @@ SURE: dict[tuple[str, str], Callable[[], list[float]]] = {
     ("megatron2019/model_size_perplexity", "the loss of LAMBADA's last words falls with model size"): lambda: (
         falls_with_size("lambada", "words")
     ),
+    ("megatron2019/tensor_parallel_scaling",
+     "efficiency falls with the tensor-parallel degree while the model grows with it"): efficiency_of_shared_layers,
+    ("korthikanti2022/activation_recomputation",
+     "the larger batches that it has room for are faster still than what it costs"): larger_batches_pay,
+    ("ptdp2021/pipeline_weak_scaling", "the rate per device falls with every increase of the pipeline ranks"): lambda: [
+        greater(*line) for line in falls_over_stages()
+    ],
+    ("ptdp2021/pipeline_weak_scaling", "it falls less at the larger batch, whose steps have more microbatches"):
+        falls_less_at_larger_batches,
+    ("zero2019/zero_throughput", "ZeRO-100B is faster than Megatron at every size"): zero_is_faster,
     ("megatron2019/strong_scaling", "every doubling of the ranks is faster, and less than twice as fast"):
         strong_scaling,
     ("ptdp2021/end_to_end", "a device is faster with the largest model than with the smallest"): lambda: [
