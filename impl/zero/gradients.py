@@ -106,16 +106,17 @@ class Gradients:
         self._close(parameter)
 
     def add_product(self, parameter: nn.Parameter, a: Tensor, b: Tensor) -> None:
-        """Accumulate a^T b; of the bucket's type, it is summed where it is kept, without a tensor of its own."""
+        """Accumulate a^T b, summed where it is kept; of a wider type than theirs only on GPUs of NVIDIA."""
         bucket = self._bucket_of[parameter]
-        if a.dtype != bucket.dtype:
+        wide = () if a.dtype == bucket.dtype else (bucket.dtype,)
+        if wide and not (a.is_cuda and torch.version.cuda):  # no other kernel has results wider than its factors
             self.add(parameter, a.t() @ b)
             return
         place = self._open(bucket, parameter)
         if parameter in self._fresh:
-            torch.mm(a.t(), b, out=place)
+            torch.mm(a.t(), b, *wide, out=place)
         else:
-            place.addmm_(a.t(), b)
+            torch.addmm(place, a.t(), b, *wide, out=place)
         self._close(parameter)
 
     def add_rows(self, parameter: nn.Parameter, rows: Tensor, gradient: Tensor) -> None:

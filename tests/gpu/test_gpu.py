@@ -35,6 +35,8 @@ from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Precision, Run
 from impl.train import Trainer
+from impl.zero.buckets import ReductionGroup, divide
+from impl.zero.gradients import Gradients
 from tests.ranks import run_ranks
 
 pytestmark = [
@@ -90,6 +92,51 @@ def test_loss_and_every_gradient_equal_the_cpu(family: Family, norm: str, data: 
     for name, gradient in cpu_gradients.items():
         distance = np.linalg.norm(gradients[name] - gradient) / np.linalg.norm(gradient)
         assert distance < 1e-4, name
+
+
+@pytest.mark.parametrize("prototypes", [1, 2])
+def test_experts_equal_the_cpu(prototypes: int, data: Path, mesh: DeviceMesh) -> None:
+    run = Run(model=replace(MODEL, experts=4, expert_prototypes=prototypes), train=RECIPE)
+    loss, gradients = first_step(run, data, mesh)
+    [(expected, cpu_gradients)] = run_ranks(1, first_step, run, data)
+    assert loss == pytest.approx(expected, rel=1e-5)
+    for name, gradient in cpu_gradients.items():
+        distance = np.linalg.norm(gradients[name] - gradient) / np.linalg.norm(gradient)
+        assert distance < 1e-4, name
+
+
+def test_one_kernel_for_all_experts_is_each_expert_s(
+    data: Path, mesh: DeviceMesh, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    # one layer: no router chooses by what another kernel has rounded
+    run = Run(model=replace(MODEL, num_layers=1, experts=4), train=RECIPE, precision="bf16")
+    loss, gradients = first_step(run, data, mesh)
+    monkeypatch.setattr("impl.model.experts.is_grouped", lambda *_: False)
+    expected, one_by_one = first_step(run, data, mesh)
+    assert loss == pytest.approx(expected, rel=1e-3)
+    for name, gradient in one_by_one.items():
+        assert np.linalg.norm(gradients[name] - gradient) / np.linalg.norm(gradient) < 2e-2, name
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float16])
+@pytest.mark.usefixtures("mesh")
+def test_products_are_summed_without_rounding_them_to_the_weights_type(dtype: torch.dtype) -> None:
+    weight = torch.nn.Parameter(torch.zeros(96, 64, dtype=dtype, device="cuda"))
+    assert dist.group.WORLD is not None
+    groups = [ReductionGroup({"weight": weight}, dist.group.WORLD)]
+    initial = lambda name, start, stop: [weight.detach().flatten()[start:stop].float()]
+    kept = {"dtype": torch.float32, "kept": torch.float32, "device": torch.device("cuda", 0), "initial": initial}
+    buckets = divide(groups, stage=0, bucket_bytes=2**20, **kept)
+    gradients = Gradients(buckets, dist.group.WORLD, overlap=True, added=[weight])
+    generator = torch.Generator("cuda").manual_seed(0)
+    random = lambda width: torch.randn(256, width, device="cuda", generator=generator).to(dtype)
+    pairs = [(random(96), random(64)) for _ in range(3)]
+    with gradients.accumulated(len(pairs)):
+        for a, b in pairs:
+            gradients.add_product(weight, a, b)
+    exact = sum((a.double().t() @ b.double() for a, b in pairs), torch.zeros(()).cuda())
+    distance = (gradients.of[weight] - exact).norm() / exact.norm()
+    assert distance < 1e-5  # a sum of products in bf16 is 2e-3 off, in fp16 3e-4
 
 
 @every_model
