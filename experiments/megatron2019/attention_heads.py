@@ -83,8 +83,8 @@ EXPERIMENT = Experiment(
         "Efficiency is the rate of model FLOPs per device over the first row's, one rank. Published: of 8.3B with 16, "
         "24 and 32 heads on 8 V100s (table 7), beside the heads here that stand in the same proportion."
     ]),
-    cost={"smoke": "1 min, 2 CPU cores", "small": "4 min, 2 CPU cores", "paper": "5 min, 8 GPUs with 32 GB"},
+    cost={"smoke": "1 min, 2 CPU cores", "small": "8 min, 2 CPU cores", "paper": "5 min, 8 GPUs with 32 GB"},
     deviations="At `smoke` and `small` models are 1000 times smaller, in fp32 and without recomputation, two ranks "
     "share a layer, and heads are 4, 6 and 8.",
-    runs={"smoke": runs("smoke", 1), "small": runs("small", 3), "paper": runs("paper", 3)},
+    runs={"smoke": runs("smoke", 1), "small": runs("small", 8), "paper": runs("paper", 3)},
 )  # fmt: skip

@@ -63,13 +63,13 @@ EXPERIMENT = Experiment(
             tolerance=LOST,
         ),
     ),
-    cost={"smoke": "1 min, 2 CPU cores", "small": "8 min, 2 CPU cores", "paper": "20 min, 64 GPUs"},
+    cost={"smoke": "1 min, 2 CPU cores", "small": "13 min, 2 CPU cores", "paper": "20 min, 64 GPUs"},
     runs={
         "smoke": with_and_without_overlap(
             named("gpt-0.5m"), (1, 2), Recipe(steps=15, global_batch=8, microbatch=4, warmup_steps=2), 1,
         ),
         "small": with_and_without_overlap(
-            named("gpt-8m"), (1, 2), Recipe(steps=16, global_batch=8, microbatch=4, warmup_steps=2), 3,
+            named("gpt-8m"), (1, 2), Recipe(steps=16, global_batch=8, microbatch=4, warmup_steps=2), 8,
         ),
         "paper": with_and_without_overlap(
             named("gpt-1.2b"), (1, 2, 4, 8, 16, 32, 64),
