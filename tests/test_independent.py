@@ -187,11 +187,6 @@ def tensor_versus_data() -> list[float]:
     return [greater(*data, *tensor) for data, tensor in zip(lines[::2], lines[1::2], strict=True)]
 
 
-def data_parallel_only() -> list[float]:
-    *others, largest = by("model__hidden_size", "zero2019/data_parallel_only", plan__zero_stage=2)
-    return [greater(max(others, key=mean), largest)]
-
-
 def falls_over_stages() -> list[list[list[float]]]:
     """Return FLOP/s of one rank and of two stages, at the smaller batch and at the larger."""
     return [by("plan__pp", "ptdp2021/pipeline_weak_scaling", train__global_batch=batch) for batch in (4, 32)]
@@ -338,8 +333,6 @@ SURE: dict[tuple[str, str], Callable[[], list[float]]] = {
     ("ptdp2021/tensor_versus_data",
      "the fewest ranks to a layer are fastest and the most slowest, at as many ranks and the same batch"):
         tensor_versus_data,
-    ("zero2019/data_parallel_only",
-     "the largest model, with the fewest sequences a rank, is slower than the fastest"): data_parallel_only,
 }  # fmt: skip
 """One-sided p of each point that holds of the claims about a paper that noisy measurements reproduce, or partly."""
 

@@ -49,7 +49,7 @@ def ladder(models: Sequence[ModelConfig], rates: Sequence[float], recipe: Recipe
 
 
 def ends_lower(name: str, other: str, source: str) -> Claim:
-    text = f"at each placement's best rate, {name} ends lower than {other}, at every size"
+    text = f"at each placement's best rate, {name} ends lower than {other}, at every size (a diverged run: infinite)"
     return Claim(text, source, placements.best_beats(name, other), kind="direction")
 
 
@@ -80,7 +80,8 @@ EXPERIMENT = Experiment(
             placements.no_worse("pre dyt", "pre", SMALL), tolerance=SMALL,
         ),
         Claim(
-            "the smallest size's best rate costs larger ones at most 1% of their lowest loss, for every placement",
+            "the smallest size's best rate costs larger ones at most 1% of their lowest loss, for every placement "
+            "(a diverged run: infinite)",
             "Yang et al. 2022 (2203.03466); Dey et al. 2025 (2505.01618)",
             placements.rate_transfers(SMALL), kind="direction", tolerance=SMALL,
         ),
