@@ -12,8 +12,7 @@ from experiments.ours import MODEL_25M, claim, in_both, in_turn
 from harness.experiment.contests import PRECISION
 from harness.experiment.kit import (
     FLOP_RATE, MARK, MICROBATCH, MODEL, RATE, RUNS, Experiment, Plan, Recipe, Tolerance, gib, milliseconds, named,
-    of_run, ratio, repeated, share, table_of,
-    untested,
+    of_run, ratio, repeated, share, table_of, untested,
 )  # fmt: skip
 from harness.experiment.one_device import (
     MFU, SAME_RATE, all_ways, best_is_ours, close_to_alone, contestants, enough_on_h200, every_way, faster_than_plain,
