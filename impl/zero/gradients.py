@@ -109,7 +109,7 @@ class Gradients:
         """Accumulate a^T b, summed where it is kept; of a wider type than theirs only on GPUs of NVIDIA."""
         bucket = self._bucket_of[parameter]
         wide = () if a.dtype == bucket.dtype else (bucket.dtype,)
-        if wide and not (a.is_cuda and torch.version.cuda):  # no other kernel has results wider than its factors
+        if wide and not (a.is_cuda and torch.version.cuda):  # PyTorch's other kernels round as their factors
             self.add(parameter, a.t() @ b)
             return
         place = self._open(bucket, parameter)

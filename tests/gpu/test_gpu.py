@@ -131,7 +131,7 @@ def test_products_are_summed_without_rounding_them_to_the_weights_type(dtype: to
         for a, b in pairs:
             gradients.add_product(weight, a, b)
     exact = sum((a.double().t() @ b.double() for a, b in pairs), torch.zeros(()).cuda())
-    # a sum of products in bf16 is 2e-3 off, in fp16 3e-4
+    # products that are rounded before they are added are 1.7e-3 off in bf16, 2.1e-4 in fp16
     assert (gradients.of[weight] - exact).norm() < 1e-5 * exact.norm()
 
 
