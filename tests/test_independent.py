@@ -202,11 +202,6 @@ def falls_less_at_larger_batches() -> list[float]:
     return [float(stats.t.sf(margin / math.sqrt(sum(variances)), freedom))]
 
 
-def zero_is_faster() -> list[float]:
-    two = [{"plan__dp": 2, "plan__zero_stage": 2}, {"plan__tp": 2, "plan__dp": 1}]
-    return [greater(*([flop_rate(one) for one in records("zero2019/zero_throughput", **plan)] for plan in two))]
-
-
 def larger_batches_pay() -> list[float]:
     """Return the p that with recomputation the largest batch is no faster than the one that fits without."""
     found = [
@@ -317,15 +312,8 @@ SURE: dict[tuple[str, str], Callable[[], list[float]]] = {
     ],
     ("ptdp2021/pipeline_weak_scaling", "it falls less at the larger batch, whose steps have more microbatches"):
         falls_less_at_larger_batches,
-    ("zero2019/zero_throughput", "ZeRO-100B is faster than Megatron at every size"): zero_is_faster,
     ("megatron2019/strong_scaling", "every doubling of the ranks is faster, and less than twice as fast"):
         strong_scaling,
-    ("ptdp2021/end_to_end", "a device is faster with the largest model than with the smallest"): lambda: [
-        greater(
-            *by("model__num_layers", "ptdp2021/end_to_end", model__num_layers=8),
-            *by("model__hidden_size", "ptdp2021/end_to_end", model__hidden_size=128),
-        )
-    ],
     ("ptdp2021/microbatch_throughput",
      "a device computes faster with the largest microbatch than with the smallest"): lambda: [
         greater(*by("train__microbatch", "ptdp2021/microbatch_throughput")[::-4])

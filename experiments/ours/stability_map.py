@@ -40,13 +40,13 @@ EXPERIMENT = Experiment(
     expectation="pre and sandwich train at every depth up to the same high rate; post's largest stable rate falls with "
     "depth, and rises with a longer warm-up",
     claims=(
-        Claim(
+        claim(
             "with 12 layers and more, LayerNorm before each block trains at higher rates than after it, by the runs "
-            "that diverge", "Megatron-LM 2019, section 5.4", placements.stable_at_higher_rates(12), kind="direction",
+            "that diverge", placements.stable_at_higher_rates(12),
         ),
-        Claim(
+        claim(
             "at each placement's best rate, LayerNorm before each block ends lower than after it, at every depth",
-            "Megatron-LM 2019, section 5.4", placements.best_beats("pre", "post"), kind="direction",
+            placements.best_beats("pre", "post"),
         ),
         claim(
             "the largest stable rate with LayerNorm after each block is lower with 24 layers than with 2, by the runs "
@@ -73,8 +73,9 @@ EXPERIMENT = Experiment(
         "small": "2 h, 2 CPU cores with `--jobs 2` (needs text, see docs/texts.md)",
         "paper": "a week, 64 GPUs with 80 GB",
     },
-    deviations="GPT on bytes of books, 64 hidden units, 410,000 tokens: stability of the first steps, not of long "
-    "training. Initial weights are scaled with the width. Every run goes to its end, on a plateau too.",
+    deviations="The paper's models are BERTs; these are GPTs on bytes of books, 64 hidden units, 410,000 tokens: "
+    "stability of the first steps, not of long training. Initial weights are scaled with the width. Every run goes to "
+    "its end, on a plateau too.",
     runs={
         "smoke": grid(
             [scaled(1, 32), scaled(4, 32)], (3e-3, 1e-1), (2, 20), Recipe(steps=60, global_batch=8, microbatch=8), 1,

@@ -8,6 +8,7 @@ not fall but rises, from 137 to 163 TFLOP/s: larger matrix products make up for 
 from experiments.ptdp2021 import DEVIATIONS, cost, grown, on_selene
 from harness.experiment.kit import (
     BATCH, CHUNKS, DP, MICROBATCH, PP, TP, BySize, Claim, Experiment, Plan, Printed, Run, Tolerance, named,
+    simulated_only,
 )  # fmt: skip
 
 LAYOUTS = {
@@ -48,9 +49,9 @@ EXPERIMENT = Experiment(
     claims=(
         FIGURE.direction(
             "a device is faster with the largest model than with the smallest",
-            FIGURE.largest_is_faster,
+            simulated_only(FIGURE.largest_is_faster),
             "computing",
-            "1.19 in model FLOPs (163 over 137 TFLOP/s)",
+            "1.17 in model FLOPs (1.19 with recomputed ones, 163 over 137 TFLOP/s)",
         ),
         FIGURE.quantitative("rates relative to the smallest model's are within 5 points of the published", "computing"),
         Claim(
@@ -69,6 +70,7 @@ EXPERIMENT = Experiment(
     deviations=DEVIATIONS
     + "Microbatches and chunks, which the table has not, are the authors' scripts'. `selene`'s constants are fitted to "
     "the rows of 1.7, 18.4 and 145.6B. At `smoke` and `small` a model on one rank is held against a wider one that two "
-    "ranks share, and a deeper one on two pipeline ranks.",
+    "ranks share, and a deeper one on two pipeline ranks; which of these is the largest is our choice, so they "
+    "do not judge the first claim.",
     runs={"smoke": grown(shapes(64), 64, 2, 1), "small": grown(shapes(128), 128, 2, 3), "paper": FIGURE.runs},
 )

@@ -94,7 +94,7 @@ EXPERIMENT = Experiment(
             as_expected(
                 by_rate, bubble_by_paper, printed_value("published_bubble"), LAST_DIGIT, "pipelines", are_shares=True
             ),
-            "2.6% (ZB-H2) to 26.5% (1F1B)", kind="quantitative", tolerance=LAST_DIGIT,
+            "2.6% (ZB-H2) to 26.5% (1F1B)", kind="arithmetic", tolerance=LAST_DIGIT,
         ),
         Claim(
             "ZB-H2 is faster than ZB-H1", "table 4", over_h1, "+4.2% to +13.8% (ZB-2p over ZB-1p)", kind="direction",

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 
 from harness.records.measures import devices, in_order, model_names, shape, with_seconds
 from harness.records.record import Record
-from harness.records.statistics import UNKNOWN, Estimate, estimate, simulated
+from harness.records.statistics import NINE_TENTHS, UNKNOWN, Estimate, estimate, rest, simulated
 from impl.run import Run
 
 Measure = Callable[[Record], float]
@@ -91,7 +91,9 @@ def relative(point: Point) -> Estimate:
 def causes(record: Record, measure: Measure) -> dict[str, float]:
     """Return the relative change of a simulated record's measure by each cause of error, off by a standard deviation.
 
-    Causes are independent; those with equal names are shared by records of one system.
+    Causes are independent; those with equal names are shared by records of one system. The record's own is what these
+    leave of its 90% interval: errors of published steps that nothing was fitted to are as far apart as if two runs had
+    nothing else in common (results/accuracy.md).
     """
     steps, kept = record.timed_seconds, record.prediction
     if not steps or not (value := measure(record)):
@@ -99,7 +101,9 @@ def causes(record: Record, measure: Measure) -> dict[str, float]:
     small = 1e-4
     elasticity = (measure(with_seconds(record, steps[0] * (1 + small))) / value - 1) / small
     shared = {f"{record.environment.system} {name}": slope for name, slope in kept.slopes.items()}
-    return {name: elasticity * by for name, by in (shared | {record.id: kept.own_sd}).items()}
+    whole = math.log(kept.high / kept.low) / (2 * NINE_TENTHS) if kept.low and kept.high else 0.0
+    own = max(kept.own_sd, rest(whole, shared.values()))
+    return {name: elasticity * by for name, by in (shared | {record.id: own}).items()}
 
 
 def points(records: Sequence[Record], measure: Measure, *, failed: bool = False) -> list[Point]:

@@ -140,6 +140,11 @@ def measured_only(check: Check) -> Check:
     return lambda records: check([one for one in records if not one.is_simulated])
 
 
+def simulated_only(check: Check) -> Check:
+    """Return a check of simulated runs alone, for a claim that small layouts would decide by what sets them apart."""
+    return lambda records: check([one for one in records if one.is_simulated])
+
+
 def as_predicted(counted: Measure, predicted: Measure, within: float) -> Check:
     """Return a check that counted bytes are the predicted ones within a share of them; NaN was not counted."""
 

@@ -50,7 +50,7 @@ class Evidence(NamedTuple):
     """Points whose interval contains the border."""
     numbers: str
     repeats: int | None = None
-    """Repeats by which all open points would be decided if their means and deviations stayed; None: not known."""
+    """Repeats by which each open point would probably be decided if means and deviations stayed; None: not known."""
 
 
 def tally(points: Iterable[bool | Estimate], what: str = "", numbers: str = "") -> Evidence | None:
@@ -175,11 +175,18 @@ def _in_a_word(share: float) -> Verdict:
 
 
 def in_full(found: Evidence | None) -> str:
-    """Return the verdict with what it rests on: `partly (7 of 8)`, `cannot tell here (5 repeats would)`."""
-    word, count = verdict(found), found.holds + found.fails + found.open if found else 0
-    if found and word == "partly":
-        return f"partly ({found.holds} of {count})"
-    return f"{word} ({found.repeats} repeats would)" if found and word == "cannot tell here" and found.repeats else word
+    """Return the verdict with what it rests on: `partly (7 of 8)`, `cannot tell here (1 of 8 fails; 5 repeats would)`.
+
+    Where a point fails beyond its interval the claim does not hold in full, whatever the open ones are.
+    """
+    word = verdict(found)
+    if found is None or word not in ("partly", "cannot tell here"):
+        return word
+    count = found.holds + found.fails + found.open
+    failing = f"{found.fails} of {count} fail{'s' * (found.fails == 1)}" if found.fails else ""
+    more = f"{found.repeats} repeats would" if found.repeats else ""
+    of = f"{found.holds} of {count}" if word == "partly" else "; ".join(filter(None, (failing, more)))
+    return f"{word} ({of})" if of else word
 
 
 def means(found: Iterable[tuple[_T, float]]) -> dict[_T, Estimate]:
@@ -194,12 +201,14 @@ def means(found: Iterable[tuple[_T, float]]) -> dict[_T, Estimate]:
 def less(smaller: Estimate | float, larger: Estimate | float) -> bool | Estimate:
     """Return by which share the first is less than the second; numbers are exact.
 
-    Infinite values are compared as they are.
+    Measured means are compared by Welch's test of their difference, simulated ones by the ratio, in which what they
+    have in common cancels. Infinite values are compared as they are.
     """
     a, b = (one if isinstance(one, Estimate) else exact(one) for one in (smaller, larger))
     if math.isinf(a.mean) or math.isinf(b.mean) or not a.mean or not b.mean:
         return a.mean < b.mean
-    margin = (a / b).scaled(-1) - -1
+    are_simulated = a.causes is not None and b.causes is not None
+    margin = (a / b).scaled(-1) - -1 if are_simulated else (b - a).scaled(1 / abs(b.mean))
     return margin.mean > 0 if margin.half_width == 0 else margin
 
 

@@ -15,9 +15,9 @@ from harness.experiment import checks
 from harness.experiment.by_size import BySize, with_size
 from harness.experiment.checks import (
     AS_SIMULATED, all_hold, as_expected, as_predicted, best_of_both, best_over, each, ends, falls_along, grouped, known,
-    larger, largest, measured_only, within, within_points, within_share,
+    larger, largest, measured_only, simulated_only, within, within_points, within_share,
 )  # fmt: skip
-from harness.experiment.claims import Check, Claim, Evidence, Tolerance, less, means, near, tally
+from harness.experiment.claims import Check, Claim, Evidence, Kind, Tolerance, less, means, near, tally
 from harness.experiment.comparison import POINTS, Comparison, Printed, flop_rate, in_words, rate_with_recomputation
 from harness.experiment.experiment import Experiment
 from harness.experiment.listing import Listing, listed

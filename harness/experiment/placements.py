@@ -9,7 +9,7 @@ from harness.analysis.outliers import FAR, IN_LAYERS, Look, looks
 from harness.analysis.placement_laws import BASELINE, SURE, ends, fits, targets
 from harness.analysis.render import number
 from harness.analysis.scaling_law import difference
-from harness.analysis.stability import Arm, arms
+from harness.analysis.stability import Arm, arms, loss_or_inf
 from harness.experiment.checks import each
 from harness.experiment.claims import Check, Evidence, Tolerance, less, means, near, tally
 from harness.experiment.published import published
@@ -36,20 +36,24 @@ def by_rate(records: Sequence[Record], norm: str) -> dict[Model, Estimate]:
     return means((key(one), value) for one in ours for value in perplexities(one))
 
 
-def pre_beats_post(records: Sequence[Record]) -> Evidence | None:
-    """Judge whether pre-layernorm has the lower perplexity in every model at every learning rate."""
-    pre, post = by_rate(records, "pre"), by_rate(records, "post")
-    both = sorted(pre.keys() & post.keys())
-    most = max((post[model].mean / pre[model].mean for model in both), default=math.nan)
-    return tally([less(pre[model], post[model]) for model in both], "pairs", f"post is up to {most:.2f} times pre")
+def pre_beats_post(family: str) -> Check:
+    """Return a check that pre-layernorm has the lower perplexity in every model of a family at every learning rate."""
+
+    def check(records: Sequence[Record]) -> Evidence | None:
+        pre, post = by_rate(records, "pre"), by_rate(records, "post")
+        both = [model for model in sorted(pre.keys() & post.keys()) if model[0] == family]
+        over = [post[model].mean / pre[model].mean for model in both]
+        numbers = f"post's is {min(over):.2f} to {max(over):.2f} times pre's" if over else ""
+        return tally([less(pre[model], post[model]) for model in both], "pairs", numbers)
+
+    return check
 
 
 def only_post_diverges(records: Sequence[Record]) -> Evidence | None:
     """Judge whether some run with LayerNorm after each block diverges, and none with it before."""
     finished = [record for record in records if record.status in FINISHED]
-    runs = {
-        norm: [one.has_diverged for one in finished if one.run.model.norm_placement == norm] for norm in ("pre", "post")
-    }
+    of = lambda norm: [one for one in finished if one.run.model.norm_placement == norm]
+    runs = {norm: [math.isinf(loss_or_inf(one)) for one in of(norm)] for norm in ("pre", "post")}
     if not all(runs.values()):
         return None
     numbers = (f"{sum(of_one)} of {len(of_one)} runs ({norm})" for norm, of_one in runs.items())
@@ -284,6 +288,8 @@ def no_worse(one: str, other: str, by: float) -> Check:
 def rate_transfers(by: float, norms: Sequence[str] = ()) -> Check:
     """Return a check that the smallest model's best rate costs every larger one at most a share of its lowest loss.
 
+    It costs nothing where it is the larger model's best rate, too. Models that train at no rate are left out.
+
     Args:
         norms: of which arms; none: of all but those with the standard parametrization.
     """
@@ -291,9 +297,13 @@ def rate_transfers(by: float, norms: Sequence[str] = ()) -> Check:
     def check(records: Sequence[Record]) -> Evidence | None:
         meant = (arm for arm in _arms(records) if arm.norm in norms or not (norms or arm.norm.endswith("standard")))
         pairs = [(own[0], larger) for own in _lines(meant, attrgetter("norm")) for larger in own[1:]]
+        pairs = [both for both in pairs if math.isfinite(both[1].best_loss.mean)]
         at_first = [estimate(larger.losses[first.best_rate]) for first, larger in pairs]
         over = [at.mean / larger.best_loss.mean - 1 for at, (_, larger) in zip(at_first, pairs, strict=True)]
-        held = [less(at, arm.best_loss.scaled(1 + by)) for at, (_, arm) in zip(at_first, pairs, strict=True)]
+        held = [
+            first.best_rate == larger.best_rate or less(at, larger.best_loss.scaled(1 + by))
+            for at, (first, larger) in zip(at_first, pairs, strict=True)
+        ]
         worst = max(zip(over, pairs, strict=True), default=None, key=lambda one: one[0])
         numbers = "" if worst is None else f"at most {worst[0]:+.1%} ({worst[1][1].norm}, {_at(worst[1][1])})"
         return tally(held, "models", numbers)

@@ -39,6 +39,7 @@ from harness.predict.held_out import (
 from harness.predict.laws import constants_table, laws_table, worths
 from harness.predict.published_memory import torchtitan
 from harness.predict.published_scaling import FITTED, frontier
+from harness.predict.ratios import ratios_table
 from harness.predict.simulation import predicted
 from harness.predict.systems import load_system
 from harness.records.store import Store, write_atomically
@@ -100,7 +101,7 @@ def accuracy(
     errors = errors_table([*results, *map(result_of, HARDER)], others)
     tables = [worst_table(results), dataclasses.replace(errors, notes=(*errors.notes, *_notes(results)))]
     tables += [kinds_table(results), plans_table(results, others), other_table(out or folders.ARCHIVE)]
-    tables.append(figures_table(results))
+    tables += [ratios_table(results), figures_table(results)]
     if out is not None:
         write_atomically(out / "accuracy.md", HEAD + "\n".join(map(render.markdown, tables)))
         save(figure(results), out / "accuracy.png")

@@ -40,7 +40,7 @@ class Doubt(NamedTuple):
     slopes: dict[str, float]
     """Change of log seconds per standard deviation of what runs on the system have in common."""
     own_sd: float
-    """Standard deviation of log seconds of this run alone."""
+    """Standard deviation of log seconds of this run alone, at least: that of its interval's rest, if it is larger."""
     without: dict[str, float]
     """Seconds where network, computing or pipeline bubble take no time."""
 
@@ -53,15 +53,18 @@ def doubt(run: Done, system: System) -> Doubt:
     around its prediction where constants were fitted to few rows; a calibration without a recorded spread has no
     slopes, and all of its error is the run's own.
     """
-    known = system.calibration
-    slopes = _slopes(run, system) | {
-        f"beyond {name}": round(OCTAVE * by, 6) for name, by in octaves_beyond(run, known).items()
-    }
-    own = system.row_sd
+    known, own = system.calibration, system.row_sd
     if known is not None and not known.spread:
         low, high = log_bounds(known, run)
         own = (high - low) / 2 / NINE_TENTHS
-    return Doubt(fitted_row(run, system), len(known.rows) if known else 0, slopes, own, without(run, system))
+    fitted = len(known.rows) if known else 0
+    return Doubt(fitted_row(run, system), fitted, shared_causes(run, system), own, without(run, system))
+
+
+def shared_causes(run: Done, system: System) -> dict[str, float]:
+    """Return the change of log seconds per standard deviation of what runs on a system have in common."""
+    beyond = octaves_beyond(run, system.calibration).items()
+    return _slopes(run, system) | {f"beyond {name}": round(OCTAVE * by, 6) for name, by in beyond}
 
 
 def _slopes(run: Done, system: System) -> dict[str, float]:

@@ -218,7 +218,7 @@ def parts_of(case: Case) -> list[tuple[list[Measured], list[Measured]]]:
 
 
 def _part(case: Case, fitted: list[Measured], asked: list[Measured]) -> Part:
-    known = _fitted(case.system, tuple(fitted), case.has_surface)
+    known = fitted_system(case, fitted)
     predicted = seconds_of(asked, known)
     bounds = predicted[:, None] * np.array([factors(known.calibration, row.run) for row in asked])
     baseline = constant_mfu(fitted or asked, asked)
@@ -247,7 +247,12 @@ def rows_of(file: str, system: str) -> list[Row]:
     return rows
 
 
-@lru_cache(maxsize=32)
+def fitted_system(case: Case, fitted: Sequence[Measured]) -> System:
+    """Return a case's system with constants fitted to these rows."""
+    return _fitted(case.system, tuple(fitted), case.has_surface)
+
+
+@lru_cache(maxsize=64)
 def _fitted(system: str, rows: tuple[Measured, ...], has_surface: bool) -> System:
     return fitted_to(rows, load_system(system), has_surface=has_surface)
 

@@ -2,7 +2,7 @@
 
 import functools
 import math
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
 WARMUP_STEPS = 3
@@ -12,6 +12,8 @@ WARMUP_SHARE = 0.1
 CONFIDENCE = 0.95
 MOST_REPEATS = 1000
 """Most repeats that are said to decide a claim."""
+POWER = 0.9
+"""Share of such series of repeats that would decide it."""
 NINE_TENTHS = 1.645
 """Standard deviations on each side that hold nine tenths of a normal distribution."""
 
@@ -84,7 +86,7 @@ class Estimate:
 
 def _welch(mean: float, one: Estimate, other: Estimate, a: float | None, b: float | None, unit: float) -> Estimate:
     """Return an estimate whose variance, in squared units, is the sum of two; Welch (1947) gives its freedom."""
-    n = min(one.n, other.n)
+    n = min((each.n for each in (one, other) if each.half_width != 0), default=1)  # of those that are not exact
     if a is None or b is None or math.isnan(mean):
         return Estimate(mean, None, n)
     if not (variance := a * a + b * b):
@@ -106,6 +108,11 @@ def exact(value: float) -> Estimate:
 def simulated(value: float, causes: Mapping[str, float]) -> Estimate:
     """Return a simulated value with the interval that holds it nine times of ten, by its causes of error."""
     return Estimate(value, NINE_TENTHS * abs(value) * math.hypot(*causes.values()), 1, math.inf, causes)
+
+
+def rest(whole: float, parts: Iterable[float]) -> float:
+    """Return the standard deviation that independent parts leave of a whole; 0 if they are as large."""
+    return math.sqrt(max(0.0, whole**2 - math.fsum(part**2 for part in parts)))
 
 
 def _less(one: Mapping[str, float], other: Mapping[str, float]) -> dict[str, float]:
@@ -146,24 +153,32 @@ def slope(pairs: Sequence[tuple[float, float]]) -> Estimate:
 
 
 def repeats_to_decide(margin: Estimate) -> int | None:
-    """Return the least number of repeats whose interval would exclude 0, with today's mean and deviation.
+    """Return the least number of repeats of which POWER of all series would exclude 0, at today's mean and deviation.
 
-    None if it is over MOST_REPEATS, if one measurement gives no deviation, or if repeats do not change the interval.
+    A series whose interval is just as wide as the mean excludes 0 half of the time. None if it is over MOST_REPEATS, if
+    one measurement gives no deviation, or if repeats do not change the interval.
     """
     error = margin.standard_error
     if error is None or margin.freedom == math.inf or margin.n < 2:
         return None
     per_repeat, freedom = error * math.sqrt(margin.n), margin.freedom / (margin.n - 1)
-    wide = lambda n: t_quantile(round(freedom * (n - 1), 2)) * per_repeat / math.sqrt(n)
-    return next((n for n in range(margin.n, MOST_REPEATS + 1) if wide(n) < abs(margin.mean)), None)
+
+    def needed(n: int) -> float:
+        own = round(freedom * (n - 1), 2)
+        return (t_quantile(own) + t_quantile(own, POWER)) * per_repeat / math.sqrt(n)
+
+    return next((n for n in range(margin.n, MOST_REPEATS + 1) if needed(n) < abs(margin.mean)), None)
 
 
 @functools.cache
-def t_quantile(degrees_of_freedom: float) -> float:
-    """Return the two-sided 95% point of Student's t; for infinite degrees, 1: the interval is given otherwise."""
+def t_quantile(degrees_of_freedom: float, below: float = (1 + CONFIDENCE) / 2) -> float:
+    """Return the point that a share of Student's t is below, by default the two-sided 95% point.
+
+    For infinite degrees it is 1: the interval is given otherwise.
+    """
     from scipy.special import stdtrit  # the import takes a third of a second, and single runs never need it
 
-    return 1.0 if degrees_of_freedom == math.inf else float(stdtrit(degrees_of_freedom, (1 + CONFIDENCE) / 2))
+    return 1.0 if degrees_of_freedom == math.inf else float(stdtrit(degrees_of_freedom, below))
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float, float]:

@@ -26,7 +26,7 @@ def test_verdicts_on_table_1_turn() -> None:
     assert verdicts(END, table_1(lambda run: 0.5 if run.plan.pp > 1 else 1.0)) == [NO, NO, NO]
     assert verdicts(END, table_1(lambda run: 1.2 if run.plan.pp == 35 else 1.0)) == [YES, PARTLY, PARTLY]
     small = [fast(run, 1e9 * (1 + run.model.num_layers)) for run in END.runs["small"]]
-    assert verdicts(END, small) == [YES, ABSENT, ABSENT]
+    assert verdicts(END, small) == [ABSENT, ABSENT, ABSENT]
 
 
 def figure_6(of: Callable[[Run, float], float] = lambda _, bubble: bubble) -> list[Record]:

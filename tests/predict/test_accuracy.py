@@ -31,6 +31,7 @@ from harness.predict.held_out import (
 )  # fmt: skip
 from harness.predict.laws import LAWS, SURFACE, Worth, _concerns, laws_table, worths
 from harness.predict.published_memory import torchtitan
+from harness.predict.ratios import ratios_table
 from harness.predict.simulation import Done, predicted, simulated
 from harness.predict.systems import load_system
 from impl.errors import InputError
@@ -304,6 +305,15 @@ def test_another_predictor_is_scored_with_one_factor_fitted_to_the_fitted_rows(t
     result = made_up_result()
     assert result.scaled(read_predictions(file)).tolist() == pytest.approx([2.0, np.nan], nan_ok=True)
     assert errors_table([result], {"halved": read_predictions(file)}).frame["halved"].tolist() == pytest.approx([0.0])
+
+
+def test_ratios_of_steps_that_nothing_was_fitted_to_are_inside_their_interval_nine_times_of_ten():
+    """And steps are off as if they had nothing in common: their ratio is off by the root of 2 more than each."""
+    frame = ratios_table([result_of(case_of("three stacks")), result_of(case_of("Frontier 22B"))]).frame
+    assert frame["n"].tolist() == [105, 1, 106]
+    h100 = frame.iloc[0]
+    assert 70 < h100["inside"] < 97
+    assert h100["ratio"] == pytest.approx(h100["step"], rel=0.2)
 
 
 @pytest.mark.parametrize(
