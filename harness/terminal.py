@@ -87,6 +87,8 @@ def print_json(document: Any) -> int:
 UNITS = {"GiB": 2**30, "MiB": 2**20, "KiB": 2**10}
 
 
+LEAST_MEMORY = 2**20
+"""Bytes that any device has: fewer are a number without its unit."""
 SIZES = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "TiB": 2**40, **UNITS}
 
 
@@ -100,7 +102,7 @@ def parse_bytes(text: str) -> float:
         InputError: the text is no amount of memory.
     """
     found = re.fullmatch(r"\s*(\d+\.?\d*(?:e\+?\d+)?)\s*([A-Za-z]*)\s*", text)
-    if not found or (found[2] or "B") not in SIZES or not float(found[1]):
+    if not found or (found[2] or "B") not in SIZES or float(found[1]) * SIZES[found[2] or "B"] < LEAST_MEMORY:
         raise InputError(f"--device-memory {text!r} is no amount of memory; valid: 80GB, 40GiB, 3.2e10 and the like")
     return float(found[1]) * SIZES[found[2] or "B"]
 

@@ -37,7 +37,7 @@ from impl.mesh import build_mesh
 from impl.model.fused_attention import attend
 from impl.model.gelu import gelu
 from impl.run import Precision, Run
-from impl.simulator.system import AttentionTable, Elementwise, Four, GemmTable
+from impl.simulator.system import OWN_STACK, AttentionTable, Elementwise, Four, GemmTable
 from impl.squares import squares
 from impl.train import WEIGHTS, Trainer
 
@@ -93,7 +93,7 @@ class Calibrating:
         memory = known.total_memory if known else psutil.virtual_memory().total // ranks
         self.found = Measurements(
             source=f"measured here on {datetime.date.today()}",
-            stack=f"this suite, PyTorch {str(torch.__version__).partition('+')[0]}",
+            stack=f"{OWN_STACK}, PyTorch {str(torch.__version__).partition('+')[0]}",
             hardware=known.name if known else processor(),
             kind="cuda" if known else "cpu",
             memory_bytes=int(min(self._of_ranks(memory))),

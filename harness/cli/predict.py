@@ -32,13 +32,15 @@ from impl.cost.parameters import count_parameters
 from impl.errors import InputError
 from impl.run import Run, to_dict
 from impl.simulator.step import Prediction
-from impl.simulator.system import Calibration, System
+from impl.simulator.system import OWN_STACK, Calibration, System
 
 AXES = {
     "tp": "within layers",
     "cp": "for tokens",
     "pp": "for other stages",
     "dp": "gradients",
+    "ends": "the tied embedding's gradients",
+    "ep": "for experts",
     "zero": "parameters",
 }
 """Waits of a rank, by the axis that it communicates over."""
@@ -232,8 +234,11 @@ def _calibration(known: Calibration) -> dict[str, Any]:
 
 
 def _print(document: Mapping[str, Any], found: Prediction, system: System) -> None:
-    model = size_name(document["parameters"])
-    print(f"{model} parameters on {document['devices']:,} x {system.hardware}, {system.name} ({system.stack})\n")
+    model, config = size_name(document["parameters"]), document["config"]
+    print(f"{model} parameters on {document['devices']:,} x {system.hardware}, {system.name} ({system.stack})")
+    train, sequence = config["train"], config["model"]["seq_len"]
+    batches = f"a batch of {train['global_batch']:,}, microbatches of {train['microbatch']}"
+    print(f"{config['precision']}, {batches}, sequences of {sequence:,} tokens\n")
     rates = {name: document[f"{name}_flops_per_gpu_s"] / 1e12 for name in ("model", "hardware")}
     shares = {name: f", {100 * share:.1f}%" if (share := document[name]) is not None else "" for name in ("mfu", "hfu")}
     lines = {
@@ -258,6 +263,8 @@ def _print(document: Mapping[str, Any], found: Prediction, system: System) -> No
     most, there = max(m.total for m in found.memory), system.device.memory_bytes.value
     doubt = system.device.taken.doubt(found.fit)
     print(f"{found.fit}: {shown(most)} of {shown(there)} ({most / there:.0%}){doubt}")
+    if not system.stack.startswith(OWN_STACK):
+        print("memory is that of this suite's engine; other software may keep more, as all logits in fp32")
     if document["assumed"]:
         told = ", ".join(f"{name} {value}" for name, value in document["assumed"].items())
         print(f"not given, and assumed for {system.name}: {told}")

@@ -73,7 +73,7 @@ VERBS = {
     "predict": Verb(
         "harness.cli.predict:predict_from",
         "Predict the time and the memory of a training step",
-        "predict --system selene --model gpt-2.5b --plan.tp 8",
+        "predict --system selene --model gpt-2.5b --plan.tp 4 --precision fp16 --train.global-batch 64",
     ),
     "calibrate": Verb("harness.calibrate.calibrate:calibrate", "Measure this machine", "calibrate --out here.yaml"),
     "tune": Verb(

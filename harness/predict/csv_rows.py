@@ -4,6 +4,7 @@ import csv
 import dataclasses
 import io
 import math
+import re
 import sys
 from collections.abc import Mapping, Sequence
 from functools import cache
@@ -231,9 +232,14 @@ def _value(name: str, cell: str) -> Any:
     """Return a cell as a JSON value.
 
     Raises:
-        InputError: it is no positive number in a column of those, or no valid word in a column of words.
+        InputError: it is no positive number in a column of those, or no valid word or list in a column of these.
     """
     value = _number(cell)
+    if cell and name == "tp3":
+        degrees = re.split(r"[\sx,]+", cell.strip("()[] "))
+        if len(degrees) != len("xyz") or not all(map(str.isdecimal, degrees)):
+            raise InputError(f"{name} {cell!r:.40}; valid: the degrees of x, y and z, as 2 2 1")
+        return tuple(map(int, degrees))
     if cell and name == "zero_group" and not (value in GROUPS or (isinstance(value, int) and value > 0)):
         raise InputError(f"{name} {cell!r:.40}; valid: {', '.join(GROUPS)}, or a positive integer")
     if (name in COUNTS or (name in COUNTED and cell)) and not (isinstance(value, int) and value > 0):
@@ -270,13 +276,15 @@ def _first_problem(error: ValidationError) -> str:
 
 def answer(row: Row, system: System | None) -> dict[str, Any]:
     """Return the row with its prediction."""
-    names = ("predicted_s", "low_s", "high_s", "tflops_per_gpu", "memory_bytes", "fits", "fit", "doubts")
+    names = ("predicted_s", "low_s", "high_s", "model_tflops_per_gpu", "hardware_tflops_per_gpu")
+    names += ("memory_bytes", "fits", "fit", "doubts")
     if row.asked is None or system is None:
         return {**row.cells, **dict.fromkeys(names), "problem": row.problem}
     found = predicted(row.asked.done, system)
     low, high, warnings = interval(system, row.asked, found.seconds)
-    rate, needed = found.hardware_flops_per_gpu_s / 1e12, max(one.total for one in found.memory)
-    values = (found.seconds, low, high, rate, needed, found.fits, found.fit, "; ".join(warnings))
+    rates = found.model_flops_per_gpu_s / 1e12, found.hardware_flops_per_gpu_s / 1e12
+    needed = max(one.total for one in found.memory)
+    values = (found.seconds, low, high, *rates, needed, found.fits, found.fit, "; ".join(warnings))
     return {**row.cells, **dict(zip(names, values, strict=True)), "problem": None}
 
 

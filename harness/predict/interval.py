@@ -62,6 +62,9 @@ def interval(system: System, asked: Simulated, seconds: float, stack: str | None
             doubts.append(f"{EXTRAPOLATES} {name} {sizes(run)[name]:g}, calibrated on {least:g} to {most:g}")
     for name, value in uncalibrated(run, system).items():
         doubts.append(f"{EXTRAPOLATES} {name} {value}, calibrated on {' and '.join(seen.get(name, [BASELINE[name]]))}")
+    if system.habits.stages == "even" and system.habits.stages_of(run) is None:
+        count = run.plan.pp * run.plan.chunks
+        doubts.append(f"{EXTRAPOLATES} stages {run.model.num_layers} layers on {count}, calibrated on equal ones")
     doubts += unaligned(run, system)
     low, high = factors(known, run, other)
     return Interval(seconds * low, seconds * high, [*doubts, *asked.differences])

@@ -33,7 +33,7 @@ class Taken:
 
 
 NOTHING = Taken(0.0, 0.0, 0.0, "memory of a host: what other processes have is not known")
-OF_GPUS = Taken(0.0, 8.7e9, 17.0e9, "what 11 trials of BLOOM and 10 runs of torchtitan (2410.06511) had, 0 at least")
+OF_GPUS = Taken(0.0, 8.7e9, 17.0e9, "11 trials of BLOOM; 10 runs of torchtitan (2410.06511) over its engine's")
 """Bytes, least, median and most, that published runs had in memory beyond those predicted for their tensors."""
 
 

@@ -34,6 +34,8 @@ Two = tuple[PositiveFloat, PositiveFloat]
 Four = tuple[PositiveFloat, PositiveFloat, PositiveFloat, PositiveFloat]
 Six = tuple[PositiveFloat, PositiveFloat, PositiveFloat, PositiveFloat, PositiveFloat, PositiveFloat]
 CONFIG = CHECKED | {"frozen": True}
+OWN_STACK = "this suite"
+"""Beginning of the name of the software whose memory is predicted."""
 
 
 @dataclass(config=CONFIG)

@@ -38,7 +38,7 @@ def test_rows_come_back_in_order_with_predictions(table: Path):
     assert [row["split"] for row in found["rows"]] == ["calibrate"] * 3 + ["check", ""]
     for row in found["rows"]:
         assert row["low_s"] < row["predicted_s"] < row["high_s"]
-        assert 1 < row["tflops_per_gpu"] < 312
+        assert 1 < row["model_tflops_per_gpu"] < row["hardware_tflops_per_gpu"] < 312
         assert 1e9 < row["memory_bytes"] < 80e9
         assert row["fits"] is True
         assert row["problem"] is None
@@ -46,6 +46,20 @@ def test_rows_come_back_in_order_with_predictions(table: Path):
     assert found["errors"]["check"]["mape"] < 25
     assert found["calibration"]["rows"][0] == "2 4 1 1024 16 20 1024 2 1 1"
     assert found["stack"].startswith("Megatron-DeepSpeed")
+
+
+@pytest.mark.parametrize(
+    ("cell", "problem"), [("2 2 1", None), ("(2, 2, 1)", None), ("4", "valid: the degrees of x, y")]
+)
+def test_degrees_of_three_axes_are_a_list(cell: str, problem: str | None, table: Path):
+    head, line = table.read_text().splitlines()[:2]
+    fields = dict(zip(head.split(","), line.split(","), strict=True))
+    fields |= {"split": "", "gpus": "4", "tp": "4", "dp": "1", "pp": "1"}
+    rows = [[*fields, "tp3"], [*fields.values(), f'"{cell}"'], [*fields.values(), ""]]
+    table.write_text("\n".join(map(",".join, rows)) + "\n")
+    row, _ = document(call(*predict(table, "--json")).output)["rows"]
+    assert (row["problem"] is None) == (problem is None)
+    assert problem is None or problem in row["problem"]
 
 
 def test_the_table_is_printed_as_csv_and_left_out_and_unknown_columns_are_named(table: Path):

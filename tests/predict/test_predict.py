@@ -147,6 +147,22 @@ def test_a_run_is_predicted_with_its_parts_its_memory_and_an_interval() -> None:
     text = call("predict", *WITH_PIPELINE, "--system", "selene").output
     for word in ("step", "tokens/s", "MFU", "HFU", "bubble", "exposed communication", "activations", "fits: "):
         assert word in text
+    for word in (
+        "a batch of 64, microbatches of",
+        "sequences of 2,048 tokens",
+        "memory is that of this suite's engine",
+    ):
+        assert word in text
+
+
+def test_stages_that_a_software_could_not_make_equal_are_doubted() -> None:
+    doubts = lambda layers: [
+        text
+        for text in told(*WITH_PIPELINE, "--model.num-layers", layers, "--system", "selene")["warnings"]
+        if text.startswith("extrapolates: stages ")
+    ]
+    assert doubts("95") == ["extrapolates: stages 95 layers on 16, calibrated on equal ones"]
+    assert doubts("96") == []
 
 
 def test_heads_that_no_tensor_core_takes_are_named_with_what_they_cost_and_which_would_not() -> None:
