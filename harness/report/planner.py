@@ -208,6 +208,7 @@ def _texts(task: Task, errors: Errors) -> dict[str, Any]:
         "kinds": _kinds(task, errors),
         "features": {tp: features(task.simulated(_run(task, {"tp": tp})).done, task.system) for tp in possible},
         "bounds": bounds,
+        "are_equal": task.system.habits.stages == "even",
         "differences": {
             _key(tp, dp): task.simulated(_run(task, {"tp": tp, "dp": dp})).differences for tp, dp in differ
         },

@@ -83,7 +83,8 @@ def test_its_documents_say_what_was_asked_and_found(results: Path, tmp_path: Pat
     readme = inside["README.md"].decode()
     assert readme.startswith(f"# {NAME}\n\n**Where should LayerNorm stand")
     assert f"lmscale run {NAME} --tier smoke" in readme
-    assert "post is up to 1.22 times pre" in readme
+    assert "so does GPT" in readme
+    assert "1.22 to 1.22 times pre" in readme
 
 
 def test_the_same_records_give_the_same_bytes(results: Path, tmp_path: Path) -> None:

@@ -84,13 +84,15 @@ function doubts(c, plan, system, seconds) {
     if (warning) unseen.push(warning);
     if (doubt) kinds.push(doubt);
   }
+  const stages = c.pp * c.chunks, unequal = plan.are_equal && model.layers % stages
+    ? [`extrapolates: stages ${model.layers} layers on ${stages}, calibrated on equal ones`] : [];
   const ways = plan.differences[`${Math.min(c.tp, 2)} ${Math.min(c.dp, 2)}`];
   const more = wide * Math.hypot(...beyond), [low, high] = plan.bounds[`${c.tp} ${c.microbatch}`].map((side) => Math.hypot(side, more));
   const shift = unseen.length ? "a kind of plan or block that was not fitted" : beyond.length ? "beyond the fitted sizes" : "within the fitted sizes";
   const off = (one) => Object.entries(sizes).reduce((sum, [name, size]) => sum + Math.log2(size / one.sizes[name]) ** 2, 0)
     + names.filter((name) => name in features && features[name] !== one.features[name]).length;
   const nearest = system.published.reduce((best, one) => (best && off(best) <= off(one) ? best : one), null);
-  return {warnings: [...warnings, ...unseen, ...ways], kinds, shift, low: seconds * Math.exp(-low), high: seconds * Math.exp(high), nearest, sizes};
+  return {warnings: [...warnings, ...unseen, ...unequal, ...ways], kinds, shift, low: seconds * Math.exp(-low), high: seconds * Math.exp(high), nearest, sizes};
 }
 
 function judged(asked) {
