@@ -136,7 +136,7 @@ def sizes(run: Run) -> dict[str, float]:
     """Return the sizes of a run that a calibration has ranges of."""
     model, plan = run.model, run.plan
     of_model = {"hidden_size": model.hidden_size, "layers": model.num_layers}
-    tokens = {"tokens": run.train.microbatch * model.seq_len // plan.cp}
+    tokens = {"tokens": run.train.microbatch * model.seq_len // plan.cp, "seq_len": model.seq_len}
     return {"gpus": plan.world_size, **of_model, **tokens, "tp": plan.tp, "pp": plan.pp, "dp": plan.dp}
 
 

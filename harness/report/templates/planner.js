@@ -67,7 +67,7 @@ function problem(c, plan) {
 function doubts(c, plan, system, seconds) {
   const {octave, nine_tenths: wide, names} = DATA.features, {model} = plan;
   const sizes = {gpus: c.gpus, hidden_size: model.hidden_size, layers: model.layers,
-    tokens: Math.floor(c.microbatch * model.seq_len / c.cp), tp: c.tp, pp: c.pp, dp: c.dp};
+    tokens: Math.floor(c.microbatch * model.seq_len / c.cp), seq_len: model.seq_len, tp: c.tp, pp: c.pp, dp: c.dp};
   const of = {...plan.features[c.tp], recompute: c.recompute, sequence_parallel: c.sequence_parallel, zero_stage: c.zero_stage,
     schedule: c.schedule, tp_over_nodes: c.tp > system.node, cp_attention: "ring"};
   const axes = {sequence_parallel: c.tp, tp_over_nodes: c.tp, partition_activations: c.tp, zero_stage: c.dp * c.cp,
