@@ -93,6 +93,8 @@ SIZES = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "TiB": 2**
 
 
 Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
+Given = tyro.conf.Suppress[frozenset[str]]
+"""Fields of a run, by dotted name, that a command line gives, defaults too; `harness.cli.main` fills them in."""
 
 
 def parse_bytes(text: str) -> float:

@@ -140,11 +140,13 @@ def _decimals(value: float, digits: int) -> int:
 
 
 def markdown(table: Table, *, padded: bool = True) -> str:
-    """Return a heading, a pipe table, and the notes as a list.
+    """Return a heading, a pipe table if there are columns, and the notes as a list.
 
     Args:
         padded: pad the cells of a column to equal width, to be readable as plain text.
     """
+    if not table.columns:
+        return f"### {_plain_markdown(table.title)}\n"
     cells = table.cells()
     columns = [[c.heading, *(row[i] for row in cells)] for i, c in enumerate(table.columns)]
     columns = [[_plain_markdown(text).replace("|", "\\|") for text in column] for column in columns]

@@ -11,7 +11,7 @@ from harness.analysis.render import console as on_console
 from harness.experiment.claims import Part
 from harness.experiment.claims import idealised as without
 from harness.experiment.experiment import Experiment
-from harness.experiment.folders import read_from
+from harness.experiment.folders import own_tiers, read_from
 from harness.experiment.forecasts import forecasts_table, scored
 from harness.experiment.loading import experiment_ids, load
 from harness.experiment.tiers import TIERS, Tier
@@ -58,6 +58,9 @@ def claims(
         records = records_of(each, out, tiers)
         records = without(records, idealised) if idealised else records
         found[each.id] = verdicts_of(each, records)
+        unused = [] if out or tier else own_tiers(each.id)
+        if unused and not {one.tier for one in found[each.id]} & set(unused):
+            notes.append(f"{each.id}: none of these is of your own records; `--tier {unused[-1]}` judges by them")
         if note := in_words_of_others(other_points(each, records)):
             notes.append(f"{each.id}: {note}")
     everything = [one for of_one in found.values() for one in of_one]

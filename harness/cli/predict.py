@@ -8,7 +8,7 @@ from typing import Annotated, Any
 
 import tyro
 
-from harness.cli.which import Given, plan_fields
+from harness.cli.which import plan_fields
 from harness.experiment.experiment import Experiment, changed, points
 from harness.experiment.folders import OWN
 from harness.experiment.loading import load
@@ -27,7 +27,7 @@ from harness.records.record import Record
 from harness.records.store import Store
 from harness.records.writable import require_writable
 from harness.report.results import all_tables, as_json, described, print_tables, print_written, write_results
-from harness.terminal import Flag, console, counted, print_json, shown, shown_progress, tell_ignored
+from harness.terminal import Flag, Given, console, counted, print_json, shown, shown_progress, tell_ignored
 from impl.cost.parameters import count_parameters
 from impl.errors import InputError
 from impl.run import Run, to_dict

@@ -20,6 +20,7 @@ from harness.rank import torchrun
 from harness.rank.devices import gpu_count
 from harness.records.store import FINISHED, Store
 from harness.records.writable import require_writable
+from impl.data.config import EMBEDDED
 from impl.errors import InputError
 from impl.run import Run
 from impl.simulator.system import System
@@ -109,6 +110,25 @@ def nothing_written(store: Store, data: str | None = None) -> Iterator[Datasets]
         if data:
             datasets.open(data)
         yield datasets
+
+
+def require_same_text(points: Sequence[Point], store: Store, datasets: Datasets) -> None:
+    """Check that finished records of these points are of the text that is in their token folders now.
+
+    Raises:
+        InputError: one is of another, and would stand beside results of this one.
+    """
+    for run in (point.run for point in points if point.run.data.dataset not in EMBEDDED):
+        record = store.read(run.id) if store.path(run.id).exists() else None
+        if record is None or record.status not in FINISHED or record.resolved.data is None:
+            continue
+        try:
+            now = datasets.open(run.data.dataset).sha256
+        except InputError:  # why the point cannot run is said elsewhere
+            continue
+        if (then := record.resolved.data.sha256) not in (None, now):
+            of = f"{run.data.dataset} is dataset {now[:12]}, but {store.path(run.id)} is of dataset {then:.12}"
+            raise InputError(f"{of}; valid: that text again, or a folder of its own for this one, with --out")
 
 
 def synthetic_cache(store: Store) -> Path:

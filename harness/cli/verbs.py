@@ -118,7 +118,7 @@ def run(
         json: Print one JSON document on standard output.
     """
     from harness.cli.status import tell_submitted
-    from harness.cli.sweeps import carry_out, forecaster, nothing_written, require_certified, site_of
+    from harness.cli.sweeps import carry_out, forecaster, nothing_written, require_certified, require_same_text, site_of
     from harness.launch.attempt import Options
     from harness.launch.dry_run import none_can_run, print_plan, print_refused
     from harness.launch.sweep import Sweep
@@ -139,6 +139,7 @@ def run(
     how = {"forecast": forecaster(forecast, site), "profile": profile or found.profiles, "jobs": jobs, "detach": detach}
     options = Options(**vars(trying), site=site, saving=saving, **how)
     with nothing_written(store, which.data) as datasets:
+        require_same_text(points, store, datasets)
         refused = none_can_run(points, store, datasets, options)
         if dry_run:
             print_plan(found, Sweep(store, datasets, options), points, json)
@@ -321,6 +322,7 @@ def prepare(
     from impl.data.prepare import prepare as prepare_text
     from impl.data.tokens import TokenFolder
 
+    before = TokenFolder.open(out).sha256 if (out / "manifest.json").is_file() else None
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("tokenising", total=None)
@@ -332,5 +334,7 @@ def prepare(
     for split in ("train", "valid"):
         counts = manifest[split]
         print(f"{split}: {counts['tokens']:,} tokens, {counts['words']:,} words, {counts['bytes']:,} bytes")
-    print(f"{out}: dataset {TokenFolder.open(out).sha256[:12]}, vocabulary {manifest['vocab_size']:,}")
+    now = TokenFolder.open(out).sha256
+    replaced = f", in place of dataset {before[:12]}" if before not in (None, now) else ""
+    print(f"{out}: dataset {now[:12]}, vocabulary {manifest['vocab_size']:,}{replaced}")
     return 0

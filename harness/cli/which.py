@@ -11,6 +11,7 @@ from harness.cli.sweep_fields import swept
 from harness.experiment.folders import sweep_folder, sweep_tier
 from harness.experiment.tiers import Tier
 from harness.records.store import Store
+from harness.terminal import Given
 from impl.plan import Plan
 from impl.run import EngineName
 
@@ -25,10 +26,6 @@ class Chosen(NamedTuple):
     tier: Tier
     store: Store
     points: "list[Point]"
-
-
-Given = tyro.conf.Suppress[frozenset[str]]
-"""Fields of a run, by dotted name, that a command line gives, defaults too; `harness.cli.main` fills them in."""
 
 
 def plan_fields(given: frozenset[str]) -> list[str]:

@@ -161,11 +161,12 @@ def _evidence(claim: Claim, found: Mapping[str, Sequence[Record]], system: str) 
 def verdict(found: Evidence | None) -> Verdict:
     """Return the verdict that stands whatever the open points are; `cannot tell here` if it depends on them.
 
-    `partly` is half of the points or more, but not all.
+    `partly` is half of the points or more, but not all. Evidence without a point is that of a check that failed.
     """
     if found is None:
         return "not run here"
-    count = found.holds + found.fails + found.open
+    if not (count := found.holds + found.fails + found.open):
+        return "cannot tell here"
     worst, best = _in_a_word(found.holds / count), _in_a_word((found.holds + found.open) / count)
     return worst if worst == best else "cannot tell here"
 

@@ -62,10 +62,12 @@ class Experiment:
     question: str = ""
     about: str = ""
     """Docstring after the question."""
+    file: str = ""
+    """Path of the file that it was loaded from."""
 
     def __post_init__(self) -> None:
         """Check the fields, which come from a user's file, and trust the code that the runs name."""
-        texts = ("source", "expectation", "deviations", "id", "question", "about")
+        texts = ("source", "expectation", "deviations", "id", "question", "about", "file")
         is_tiers = lambda value, each: (
             isinstance(value, dict) and set(value) == set(TIERS) and all(map(each, value.values()))
         )

@@ -70,11 +70,16 @@ def of_archive(experiment: str, tier: Tier) -> str | None:
     return f"{OWN} has no records of this tier; the committed ones are in {ARCHIVE}, which --out reads"
 
 
+def own_tiers(experiment: str) -> list[Tier]:
+    """Return the tiers of which the user's own folder has records of an experiment."""
+    return [tier for tier in TIERS if any(map(_has_records, _of(OWN, experiment, tier)))]
+
+
 def read_from(out: Path | None, experiments: list[str]) -> str:
     """Return a line that names the folders whose records were read; empty if a folder was given."""
     if out is not None:
         return ""
-    own = [each for each in experiments if any(_has_records(s) for tier in TIERS for s in _of(OWN, each, tier))]
+    own = list(filter(own_tiers, experiments))
     others = f"the committed ones in {ARCHIVE}" if ARCHIVE.exists() else "none, as they come with a checkout only"
     if len(own) == len(experiments):
         return f"records: your own in {OWN}, before {others}"

@@ -72,6 +72,11 @@ def _from_file(path: Path, ids: Sequence[str]) -> Experiment:
     """
     if not path.is_file():
         raise InputError(f"{path} is no file; valid: a file of Python with EXPERIMENT = Experiment(runs=[...])")
+    for root in map(Path, importlib.import_module("experiments").__path__):
+        if path.resolve().is_relative_to(root.resolve()):
+            known = path.resolve().relative_to(root.resolve()).with_suffix("").as_posix()
+            if known in ids:
+                return load(known)
     if not path.stem.isidentifier() or path.stem in ids:
         what = "is the id of another experiment" if path.stem in ids else "cannot be an id"
         raise InputError(f"{path}: {path.stem!r} {what}; valid: a name of its own, of letters, digits and _")
@@ -117,7 +122,7 @@ def _from_module(name: str, file: str, module: ModuleType) -> Experiment:
     if not isinstance(experiment, Experiment):
         raise InputError(f"{file}: has no experiment; valid: EXPERIMENT = Experiment(runs=[...])")
     question, _, about = (module.__doc__ or name).strip().partition("\n")
-    named = replace(experiment, id=name, question=question, about=about.strip())
+    named = replace(experiment, id=name, question=question, about=about.strip(), file=str(module.__file__ or ""))
     return replace(
         named,
         claims=tuple(replace(claim, check=_guarded(named, file, claim.check, _plain)) for claim in named.claims),

@@ -104,15 +104,16 @@ def verdicts_of(experiment: Experiment, records: Sequence[Record]) -> list[Judge
 
 
 def sound(claims: Iterable[Claim]) -> tuple[Claim, ...]:
-    """Return claims whose checks report a fault on standard error and decide nothing, so that the others are judged."""
+    """Return claims whose checks report a fault, on standard error too, and decide nothing; the others are judged."""
 
     def guarded(claim: Claim) -> Claim:
         def check(rows: Sequence[Record]) -> Evidence | None:
             try:
                 return claim.check(rows)
             except InputError as error:
-                print(f"claim {claim.text!r} cannot be checked: {printable(str(error))}", file=sys.stderr)
-                return None
+                why = printable(str(error))
+                print(f"claim {claim.text!r} cannot be checked: {why}", file=sys.stderr)
+                return Evidence(0, 0, 0, f"its check failed: {why}")
 
         return replace(claim, check=check)
 

@@ -1,7 +1,7 @@
 """The verb `export`: an experiment as one archive that can accompany a paper."""
 
 import hashlib
-import importlib
+import itertools
 import json as json_format
 import re
 import sys
@@ -28,6 +28,7 @@ from harness.report.results import described, write_results
 from harness.report.zipped import SUMS, pack
 from harness.terminal import Flag, print_json, shown, shown_progress
 from impl.errors import InputError
+from impl.own_code import code_of
 from impl.run import to_dict
 
 WHOLE = ("LICENSE", "CITATION.cff", "requirements.lock")
@@ -126,9 +127,13 @@ def _made(found: Experiment, tier: Tier, records: list[Record]) -> Iterator[tupl
 
 
 def _with_it(found: Experiment, records: Sequence[Record]) -> Iterator[tuple[str, bytes]]:
-    """Yield the experiment's file, described systems, published numbers, and the files that every archive has."""
-    module = importlib.import_module("experiments." + found.id.replace("/", "."))
-    yield f"experiments/{found.id}.py", Path(str(module.__file__)).read_bytes()
+    """Yield the experiment's file, the user's own code that runs name, systems, published numbers, and shared files."""
+    yield f"experiments/{found.id}.py", Path(found.file).read_bytes()
+    runs = [*itertools.chain(*found.runs.values()), *(record.run for record in records)]
+    for where in sorted({name.partition(":")[0] for run in runs for name in code_of(run)}):
+        path = Path(where if where.endswith(".py") else f"{where.replace('.', '/')}.py")
+        if path.is_file() and path.resolve().is_relative_to(Path.cwd()):  # else it is of an installed package
+            yield path.resolve().relative_to(Path.cwd()).as_posix(), path.read_bytes()
     for system in sorted({str(record.environment.system) for record in records if record.is_simulated}):
         if (path := SYSTEMS / f"{system}.yaml").exists():
             yield f"systems/{path.name}", path.read_bytes()

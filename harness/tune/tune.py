@@ -17,7 +17,7 @@ from harness.predict.simulation import Done, Simulated, given_by, predicted, sim
 from harness.predict.systems import load_system
 from harness.records.store import Store
 from harness.records.writable import require_writable
-from harness.terminal import Flag, parse_bytes, print_json, shown, shown_progress
+from harness.terminal import Flag, Given, parse_bytes, print_json, shown, shown_progress
 from harness.tune.grids import in_grids
 from harness.tune.measured import Machine, compared, run_here
 from harness.tune.orders import OTHERS, in_other_orders, shortest
@@ -183,7 +183,7 @@ def tune_from(default: Run) -> Callable[..., int]:
         *,
         system: str,
         gpus: int,
-        global_batch: int = BATCH,
+        global_batch: int | None = None,
         precision: Precision | None = None,
         fix: tuple[str, ...] = (),
         top: int = TOP,
@@ -195,9 +195,12 @@ def tune_from(default: Run) -> Callable[..., int]:
         steps: int = STEPS,
         device_memory: str | None = None,
         out: Path | None = None,
+        given: Given = frozenset(),
         json: Flag = False,
     ) -> int:
         """Find the fastest parallel plans for a model that fit a system's memory; `--model NAME` says which model.
+
+        With `--config FILE` it is the model of a run's file, whose precision and global batch hold too.
 
         All plans are estimated in closed form, the best are carried out as events. The fastest is said to be in doubt
         if the system was not calibrated on its kind of plan, or misses it badly; the fastest without doubt comes then
@@ -206,8 +209,8 @@ def tune_from(default: Run) -> Callable[..., int]:
         Args:
             system: A packaged system, or a YAML file as `calibrate` writes it.
             gpus: Devices, all of which a plan uses.
-            global_batch: Sequences of a step.
-            precision: By default the first of bf16, fp16, fp32 that the system has a peak rate for.
+            global_batch: Sequences of a step; by default 1,536, or a file's.
+            precision: By default a file's, else the first of bf16, fp16, fp32 that the system has a peak rate for.
             fix: Knobs that keep to some values, as tp=8 or schedule=one_f_one_b,interleaved; and to search knobs that
                 the system's software has a habit of, as overlap_grad_reduce=true,false.
             top: Plans of different shape that are judged by events.
@@ -219,8 +222,13 @@ def tune_from(default: Run) -> Callable[..., int]:
             steps: Training steps of each of these.
             device_memory: What a plan may take of a device, as 80GB or 40GiB; by default 95% of what the system has.
             out: Folder of the journal, which the same command goes on from, and of measured records.
+            given: Fields of a file's run, by dotted name.
             json: Print one JSON document on standard output.
         """
+        if global_batch is None:
+            global_batch = default.train.global_batch if "train.global_batch" in given else BATCH
+        if precision is None and "precision" in given:
+            precision = default.precision
         _require_numbers(trials, measure, search, out, gpus=gpus, global_batch=global_batch, top=top, steps=steps)
         found = load_system(system)
         base = base_of(default, found, precision, Recipe(global_batch=global_batch, microbatch=1, steps=steps))

@@ -2,11 +2,15 @@
 
 import importlib
 from pathlib import Path
+from zipfile import ZipFile
 
 import pytest
 
 from harness.experiment.loading import experiment_ids, load
+from harness.records.store import Store
+from impl.data.tokens import TokenFolder
 from tests.harness.calls import call, refused
+from tests.harness.made_up_records import changed, document, record_of
 
 FILE = '''"""Does a wider model learn faster?"""
 from harness.experiment.kit import Experiment, Run, named
@@ -37,6 +41,53 @@ def test_they_are_found_beside_the_packaged_ones(own: Path, name: str) -> None:
     assert sorted(experiment_ids()) == sorted([*before, name])
     found = load(name)
     assert (found.question, found.source, found.cost["small"]) == ("Does a wider model learn faster?", "our own", "")
+
+
+def test_a_file_in_the_folder_may_be_named_by_its_path_and_is_exported(own: Path, tmp_path: Path) -> None:
+    placed = FILE.replace("named(size)", 'replace(named(size), norm_placement="own_in_a_test.py:twice")')
+    (own / "placed_in_a_test.py").write_text(placed.replace("RUNS", "from dataclasses import replace\nRUNS", 1))
+    norms = "from impl.model.norm_placement import NormPlacement\ntwice = NormPlacement(final=True)\n"
+    Path("own_in_a_test.py").write_text(norms)
+    answer = call("run", "experiments/placed_in_a_test.py", "--dry-run")
+    assert (answer.status, "2 of 2 points would be run" in answer.output) == (0, True), answer
+    for run in load("placed_in_a_test").runs["smoke"]:
+        Store(tmp_path / "runs", "placed_in_a_test", "smoke").write(
+            document(changed(record_of(run, tier="smoke"), experiment="placed_in_a_test"))
+        )
+    assert call("export", "placed_in_a_test", "--out", "one.zip").status == 0
+    with ZipFile("one.zip") as archive:
+        inside = {name.partition("/")[2]: archive.read(name) for name in archive.namelist()}
+    assert inside["experiments/placed_in_a_test.py"].decode().startswith(FILE.partition("\n")[0])
+    assert inside.get("own_in_a_test.py", b"").decode() == norms, sorted(inside)
+
+
+def test_runs_of_another_text_in_the_same_folder_are_not_mixed(own: Path, tmp_path: Path) -> None:
+    texts = FILE.replace("named(size)", 'named(size), data=DataConfig(dataset="tokens")')
+    (own / "texts_in_a_test.py").write_text(texts.replace("Experiment,", "DataConfig, Experiment,"))
+    prepare = ("prepare", "--tokenizer", "byte", "--out", "tokens", "--text")
+    for name in ("one", "other"):
+        Path(f"{name}.txt").write_text(f"{name} text, again and again; " * 400)
+    assert "in place of" not in call(*prepare, "one.txt").output
+    first = TokenFolder.open(Path("tokens")).sha256
+    for run in load("texts_in_a_test").runs["smoke"]:
+        made = document(changed(record_of(run, tier="smoke"), experiment="texts_in_a_test"))
+        made["resolved"]["data"]["sha256"] = first
+        Store(tmp_path / "runs", "texts_in_a_test", "smoke").write(made)
+    assert call("run", "texts_in_a_test", "--dry-run").status == 0
+    assert f"in place of dataset {first[:12]}" in call(*prepare, "other.txt").output
+    now = TokenFolder.open(Path("tokens")).sha256
+    for options in ((), ("--dry-run",)):
+        assert f"tokens is dataset {now[:12]}, but runs/texts" in refused("run", "texts_in_a_test", *options)
+    assert call("run", "texts_in_a_test", "--dry-run", "--out", "others").status == 0
+
+
+def test_claims_say_when_none_is_judged_by_ones_own_records(own: Path, tmp_path: Path) -> None:
+    name = "ptdp2021/interleaving"
+    run = load(name).runs["smoke"][0]
+    Store(tmp_path / "runs", name, "smoke").write(document(changed(record_of(run, tier="smoke"), experiment=name)))
+    said = call("claims", name).output
+    assert f"{name}: none of these is of your own records; `--tier smoke` judges by them" in " ".join(said.split())
+    assert "none of these" not in call("claims", name, "--tier", "smoke").output
 
 
 def test_one_that_has_the_name_of_a_packaged_one_is_refused(own: Path) -> None:

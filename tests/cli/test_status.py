@@ -192,6 +192,10 @@ def test_a_claim_that_fails_costs_no_other_and_other_points_are_named(
         assert "reproduced" in answer.output
         assert "1 record is of a point that the experiment does not have" in answer.output + answer.errors
     assert "1 of 1 points finished: 1 ok" in call("table", "made_up", "--out", "out").output
+    judged = json.loads(call("claims", "made_up", "--out", "out", "--json").output)["experiments"][0]["claims"]
+    bad, _ = (one["verdicts"][0] for one in judged)
+    assert bad["verdict"] == "cannot tell here"
+    assert bad["numbers"] == "its check failed: experiments/made_up.py, line 7: ZeroDivisionError: division by zero"
 
 
 def test_a_dry_run_here_names_the_points(cluster: FakeSite, runs: list[Run], tmp_path: Path):
