@@ -6,7 +6,7 @@ import re
 import shutil
 import warnings
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any, NamedTuple, TypeVar
@@ -37,6 +37,7 @@ SCALE = {"scale": float, "good_steps": int, "skipped": int}
 """Attributes of `LossScale` that a checkpoint holds, and their types."""
 STATE = {"updates": int, "precision": str, "loss_scale": SCALE, "identity": {"seed": int, "data": str}}
 """Entries of a checkpoint's `State` that are used, and their types."""
+LOOK_SECONDS = 1.0
 T = TypeVar("T")
 
 
@@ -129,10 +130,19 @@ class Checkpoints:
     Args:
         group: can communicate from host memory (gloo).
         keep: how many of the newest stay.
+        on_wait: called about once a second while a save is waited for, and for each tensor that is loaded.
     """
 
-    def __init__(self, folder: Path, trainer: Trainer, group: dist.ProcessGroup, *, keep: int = 2) -> None:
-        self.folder, self.trainer, self.group, self.keep = folder, trainer, group, keep
+    def __init__(
+        self,
+        folder: Path,
+        trainer: Trainer,
+        group: dist.ProcessGroup,
+        *,
+        keep: int = 2,
+        on_wait: Callable[[], None] = lambda: None,
+    ) -> None:
+        self.folder, self.trainer, self.group, self.keep, self.on_wait = folder, trainer, group, keep, on_wait
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._under_way: Future[None] | None = None
         self._copies: list[Tensor] = []
@@ -156,6 +166,8 @@ class Checkpoints:
         under_way, self._under_way = self._under_way, None
         if under_way is None:
             return
+        while not wait([under_way], LOOK_SECONDS).done:
+            self.on_wait()
         try:
             under_way.result()
         except (Exception, CheckpointException) as error:
@@ -178,7 +190,9 @@ class Checkpoints:
             return None
         if why := why_another(with_defaults(saved.state["identity"]), identity(self.trainer)):
             raise InputError(f"{saved.path} is a checkpoint of another run: {why}")
-        read(CheckpointReader(saved.path), chunks_of(self.trainer, self.trainer.optimizer.owned()), self.group)
+        reader = CheckpointReader(saved.path)
+        reader.on_read = self.on_wait
+        read(reader, chunks_of(self.trainer, self.trainer.optimizer.owned()), self.group)
         self.trainer.optimizer.publish()
         self.trainer.optimizer.updates = saved.state["updates"]
         if saved.state["precision"] == self.trainer.run.precision:  # a loss scale holds for one precision only

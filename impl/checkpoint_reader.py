@@ -57,6 +57,9 @@ class CheckpointReader(dcp.FileSystemReader):
         InputError: a file is damaged, or holds something that a checkpoint does not have.
     """
 
+    on_read: Callable[[], None] = staticmethod(lambda: None)
+    """Called before each tensor that is read."""
+
     def read_metadata(self, *args: Any, **kwargs: Any) -> Metadata:
         file = Path(self.path) / METADATA_FILE
         if not file.is_file():  # opening a named pipe would wait for a writer
@@ -80,6 +83,7 @@ class CheckpointReader(dcp.FileSystemReader):
         for item in plan.items:
             wanted[item.storage_index].append(item)
         for index, items in wanted.items():
+            self.on_read()
             tensor = self.read_tensor(self.storage_data[index])
             for item in items:
                 box = [slice(at, at + n) for at, n in zip(item.storage_offsets, item.lengths, strict=True)]

@@ -259,9 +259,13 @@ def attention_grad_on_cpu(query: Tensor, key: Tensor, value: Tensor, **others: A
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(**named)
 
 
+MOST_FEATURES = 256
+"""Features of a head that PyTorch's fused kernel takes at most."""
+
+
 def has_flash(q: Tensor) -> bool:
     """Whether the device has a fused kernel for these that returns logarithms."""
-    return q.device.type == "cpu" or (q.element_size() == 2 and q.shape[-1] % 8 == 0)
+    return q.device.type == "cpu" or (q.element_size() == 2 and q.shape[-1] % 8 == 0 and q.shape[-1] <= MOST_FEATURES)
 
 
 def attention_by_products(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:

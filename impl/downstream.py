@@ -75,7 +75,9 @@ def _last_words(path: Path, run: Run, data: TokenFolder, work: Work) -> Evaluati
         part = [rows[i] for i in picks]
         lengths = np.array([[len(ids) - 1] for ids, _ in part])
         firsts = lengths - np.array([[size] for _, size in part])
-        padded = np.full((len(part), int(lengths.max()) + 1), data.manifest.eot, np.int64)
+        # experts' capacity is a share of the length, which is not to depend on what a passage is scored beside
+        width = int(lengths.max()) if run.model.expert_capacity is None else seq_len
+        padded = np.full((len(part), width + 1), data.manifest.eot, np.int64)
         for line, (ids, _) in zip(padded, part, strict=True):
             line[: len(ids)] = ids
         column = np.arange(padded.shape[1] - 1)

@@ -137,17 +137,24 @@ TABLE: dict[Kind, _Names] = {
 BLOCKS: dict[Kind, dict[str, Any]] = {
     "gpt2": {},
     "gpt_neox": {"positions": "rotary", "parallel_residual": True},
-    "llama": {"norm": "rmsnorm", "positions": "rotary", "mlp": "swiglu"},
-    "bert": {"family": "bert", "norm_placement": "post"},
+    "llama": {"norm": "rmsnorm", "positions": "rotary", "mlp": "swiglu", "norm_epsilon": 1e-6},
+    "bert": {"family": "bert", "norm_placement": "post", "norm_epsilon": 1e-12},
 }
-"""Fields of `ModelConfig` that an architecture fixes."""
+"""Fields of `ModelConfig` that an architecture fixes, or has where `config.json` does not say them."""
+FLOATS = (torch.float16, torch.bfloat16, torch.float32, torch.float64)
 SCALING = ("factor", "low_freq_factor", "high_freq_factor", "original_max_position_embeddings")
 """Entries that `ModelConfig.rotary_scaling` has, in its order."""
 FIXED: dict[Kind, dict[str, Any]] = {
-    "gpt2": {"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
+    "gpt2": {
+        **{"scale_attn_weights": True, "scale_attn_by_inverse_layer_idx": False, "add_cross_attention": False},
+        "tie_word_embeddings": True,
+    },
     "gpt_neox": {"attention_bias": True, "is_decoder": False},
     "llama": {"mlp_bias": False, "pretraining_tp": 1, "attention_bias": False},
-    "bert": {"type_vocab_size": 2, "position_embedding_type": "absolute", "is_decoder": False},
+    "bert": {
+        **{"type_vocab_size": 2, "position_embedding_type": "absolute", "is_decoder": False},
+        "tie_word_embeddings": True,
+    },
 }
 """Entries that change what is computed, with the only values that are built here."""
 
@@ -161,6 +168,10 @@ def config_from(theirs: Config) -> ModelConfig:
     kind = theirs.get("model_type")
     if kind not in TABLE:
         raise InputError(f"config.json: model_type {kind!r:.40} is not known; valid: {', '.join(TABLE)}")
+    if how := theirs.get("quantization_config"):
+        raise InputError(
+            f"config.json: quantization_config {how!r:.40} is not built; valid: weights of 16 bits or more"
+        )
     for name, only in FIXED[kind].items():
         if (found := theirs.get(name, only)) not in (only, None):
             raise InputError(f"config.json: {name} {found!r:.40} is not built; valid: {only}")
@@ -179,7 +190,7 @@ def config_from(theirs: Config) -> ModelConfig:
 
 def _of_rotary(theirs: Config, kind: Kind) -> dict[str, Any]:
     rotary = theirs.get("rope_parameters") or theirs.get("rope_scaling") or {}
-    if (how := rotary.get("rope_type", "default")) not in ("default", "llama3"):
+    if (how := rotary.get("rope_type", rotary.get("type", "default"))) not in ("default", "llama3"):
         raise InputError(f"config.json: rope_type {how!r:.40} is not built; valid: default, llama3")
     size = theirs["hidden_size"] // theirs["num_attention_heads"]
     if (theirs.get("head_dim") or size) != size:
@@ -264,7 +275,7 @@ def weights_from(theirs: Mapping[str, Tensor], config: ModelConfig, kind: Kind) 
     The rows of BERT's next-sentence classifier are swapped: there the first is for a sentence that follows.
 
     Raises:
-        InputError: a tensor is missing, or of another shape.
+        InputError: a tensor is missing, of another shape, or quantised.
     """
     found: dict[str, Tensor] = {}
     body = TABLE[kind].body
@@ -275,6 +286,8 @@ def weights_from(theirs: Mapping[str, Tensor], config: ModelConfig, kind: Kind) 
             if pair.is_head and pair.ours != "trunk.output.weight":
                 continue
             raise InputError(f"the checkpoint has no tensor {body}{missing[0]}")
+        if odd := [name for name in pair.theirs if own[name].dtype not in FLOATS]:
+            raise InputError(f"the checkpoint's {body}{odd[0]} is of {own[odd[0]].dtype}; valid: 16 bits or more")
         parts = [own[name].t() if pair.is_transposed else own[name] for name in pair.theirs]
         whole = torch.cat(parts) if len(parts) > 1 else parts[0]
         if pair.ours.startswith("next_sentence."):

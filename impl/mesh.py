@@ -1,6 +1,7 @@
 """The mesh of ranks: pipeline, data, context and tensor axes."""
 
 from collections.abc import Collection
+from datetime import timedelta
 
 import torch
 import torch.distributed as dist
@@ -19,7 +20,10 @@ def build_mesh(plan: Plan, device_type: str) -> DeviceMesh:
     """
     if dist.get_world_size() != plan.world_size:
         raise InputError(f"{dist.get_world_size()} ranks were started, the plan needs {plan.world_size}")
-    return init_device_mesh(device_type, (plan.pp, plan.dp, plan.cp, plan.tp), mesh_dim_names=AXES)
+    mesh = init_device_mesh(device_type, (plan.pp, plan.dp, plan.cp, plan.tp), mesh_dim_names=AXES)
+    for axis in AXES:
+        _patient(mesh.get_group(axis))
+    return mesh
 
 
 def ends_group(mesh: DeviceMesh, ends: Collection[int]) -> dist.ProcessGroup | None:
@@ -95,10 +99,10 @@ def _own_group(every: Tensor) -> dist.ProcessGroup | None:
     As `init_device_mesh` does, all are made by one split of the communicator of all ranks, where there is one already.
     """
     if dist.group.WORLD is not None and dist.group.WORLD.bound_device_id is not None:
-        return dist.split_group(split_ranks=every.tolist())
+        return dist.split_group(split_ranks=every.tolist(), timeout=_patience())
     mine: dist.ProcessGroup | None = None
     for ranks in every.tolist():
-        group = dist.new_group(ranks)
+        group = dist.new_group(ranks, timeout=_patience())
         if isinstance(group, dist.ProcessGroup) and dist.get_rank() in ranks:
             mine = group
     return mine
@@ -107,4 +111,21 @@ def _own_group(every: Tensor) -> dist.ProcessGroup | None:
 def joint_group(mesh: DeviceMesh, *axes: str) -> dist.ProcessGroup:
     """Return the group of ranks that differ in these axes only; every rank has to call it, in the same order."""
     long = [axis for axis in axes if mesh.size(AXES.index(axis)) > 1] or [axes[0]]
-    return mesh.get_group(long[0]) if len(long) == 1 else mesh[tuple(long)]._flatten().get_group()
+    if len(long) == 1:
+        return mesh.get_group(long[0])
+    return _patient(mesh[tuple(long)]._flatten().get_group())
+
+
+def _patient(group: dist.ProcessGroup) -> dist.ProcessGroup:
+    """Return the group, whose collectives may now take as long as those of all ranks, not the backend's own time."""
+    if (timeout := _patience()) is not None:
+        for device in group._device_types:
+            group._get_backend(device)._set_default_timeout(timeout)
+    return group
+
+
+def _patience() -> timedelta | None:
+    """Return the longest time that a collective of all ranks may take; None: the backend has none."""
+    every = dist.group.WORLD
+    backend = None if every is None else every._get_backend(every._device_types[0])
+    return getattr(getattr(backend, "options", None), "_timeout", None)

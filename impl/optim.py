@@ -124,8 +124,13 @@ class MasterAdamW:
                 updates = [torch.zeros((), device=device) for _ in places]
                 self._groups[-1].append(_Group(rate, places, weights, means, squares, updates))
 
-    def step(self, lr: float) -> None:
-        """Do one update with this learning rate, share by share."""
+    def step(self, lr: float, factor: Tensor | None = None) -> None:
+        """Do one update with this learning rate, share by share.
+
+        Args:
+            factor: scalar on all gradients, which multiplies them once they are in the masters' type: with the loss
+                scale taken from them, small ones would be lost in fp16.
+        """
         self._updates += 1
         for i, (share, groups) in enumerate(zip(self.shares, self._groups, strict=True)):
             gradient = share.gradient
@@ -133,6 +138,8 @@ class MasterAdamW:
                 gradient = self._offload.fetch(gradient)
                 self._offload.wait()
             gradient = gradient.to(self.masters[i].dtype)
+            if factor is not None:
+                gradient.mul_(factor.to(gradient.device))
             with record_function("Optimizer.step#AdamW"):  # as a profile calls those of torch.optim
                 for group in groups:
                     fixed, recipe = group.rate.fixed, self.recipe

@@ -244,9 +244,8 @@ class Trainer:
         self.loss_scale.update(overflowed=overflowed)
         if overflowed:
             return Step(loss, norm, lr, is_skipped=True)
-        if limit or self.loss_scale.is_dynamic:
-            self.gradients.scale((torch.clamp(limit / (norm + 1e-6), max=1.0) if limit else 1.0) / scale)
-        self.optimizer.step(lr)
+        clipped = torch.clamp(limit / (norm + 1e-6), max=1.0) if limit else torch.ones_like(norm)
+        self.optimizer.step(lr, clipped / scale if limit or self.loss_scale.is_dynamic else None)
         return Step(loss, norm, lr)
 
     def backward(self, i: int, watch: Watch | None = None) -> Tensor:

@@ -61,6 +61,31 @@ class AgreedEnd:
         return self._end is not None and steps >= self._end
 
 
+class Writing:
+    """Note a slow write or read as progress: as long as this process's files grow, and `seconds` more for others'."""
+
+    def __init__(self, note: Callable[[], None], seconds: float) -> None:
+        self.note, self.seconds = note, seconds
+        self._moved, self._since = -1, 0.0
+
+    def __call__(self) -> None:
+        """Note progress, unless nothing has been written or read for too long."""
+        now, moved = time.monotonic(), moved_bytes()
+        if moved != self._moved:
+            self._moved, self._since = moved, now
+        if now - self._since < self.seconds:
+            self.note()
+
+
+def moved_bytes() -> int:
+    """Return the bytes that this process has written and read so far; 0 where the system does not say."""
+    try:
+        counts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
+        return int(counts["wchar"]) + int(counts["rchar"])
+    except (OSError, ValueError, KeyError):
+        return 0
+
+
 class Continuation:
     """Checkpoints saved after every `every` steps, after the last one, and before an agreed end.
 
@@ -68,15 +93,22 @@ class Continuation:
         folder: folder of this run alone, visible to all ranks.
         timeout: longest time that ranks wait for the slowest one's writing.
         end: agreement on an earlier end; None if none can be requested.
+        note: notes progress of this rank.
     """
 
     def __init__(
-        self, folder: Path, every: int, trainer: Trainer, timeout: timedelta, end: AgreedEnd | None = None
+        self,
+        folder: Path,
+        every: int,
+        trainer: Trainer,
+        timeout: timedelta,
+        end: AgreedEnd | None = None,
+        note: Callable[[], None] = lambda: None,
     ) -> None:
         group = dist.new_group(backend="gloo", timeout=timeout)
         assert isinstance(group, dist.ProcessGroup)
         self.folder, self.group, self.end = folder, group, end
-        self.checkpoints = Checkpoints(folder, trainer, group)
+        self.checkpoints = Checkpoints(folder, trainer, group, on_wait=Writing(note, timeout.total_seconds()))
         self.every, self.last = every, trainer.run.train.steps
         self.journal = Journal(folder / f"rank-{dist.get_rank()}.json")
 

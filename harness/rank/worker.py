@@ -10,6 +10,7 @@ import sys
 import time
 import traceback
 from datetime import timedelta
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -172,7 +173,8 @@ class Worker:
         is_slurm = self.orders.on == "slurm"
         end = AgreedEnd(self.store, self.rank, self.heart.is_end_requested) if is_slurm else None
         timeout = timedelta(seconds=self.orders.collective_timeout_seconds)
-        continuation = Continuation(self.orders.checkpoints, every, trainer, timeout, end)
+        note = partial(self.heart.begin, "files of a checkpoint")
+        continuation = Continuation(self.orders.checkpoints, every, trainer, timeout, end, note)
         before, warnings = continuation.resume()
         self.measured = before or self.measured
         if self.rank == 0 and (before or warnings):

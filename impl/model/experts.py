@@ -273,7 +273,7 @@ class _Products(torch.autograd.Function):
 
 def _each(x: Tensor, counts: Sequence[int], weights: Sequence[Tensor], *, transposed: bool) -> Tensor:
     """Return the product of each expert's rows and its matrix. Shapes: [m, in], [in, out] each -> [m, out]."""
-    if len(weights) > 1 and is_grouped(x, weights[0]):
+    if len(weights) > 1 and len(x) and is_grouped(x, weights[0]):
         ends, whole = (
             torch.tensor(list(accumulate(counts)), dtype=torch.int32, device=x.device),
             torch.stack([*weights]),

@@ -241,10 +241,6 @@ class Gradients:
         none = torch.zeros((), dtype=torch.promote_types(dtype, torch.float32), device=device)
         return all_reduce_sum(squares(counted).sum() if counted else none, self.every_rank).sqrt()
 
-    def scale(self, factor: Tensor | float) -> None:
-        """Multiply what this rank owns of all gradients."""
-        torch._foreach_mul_([bucket.gradient for bucket in self.buckets], factor)
-
 
 def _accumulate(total: Tensor, gradient: Tensor) -> None:
     if total.dtype == gradient.dtype or total.device.type != "cpu":

@@ -69,7 +69,7 @@ class _Groups:
     def __init__(self, made: dict[tuple[int, ...], Any]) -> None:
         self.made, self.asked, self.new = made, Counter[tuple[int, ...]](), dist.new_group
 
-    def __call__(self, ranks: list[int]) -> Any:
+    def __call__(self, ranks: list[int], **_: Any) -> Any:
         self.asked[tuple(ranks)] += 1
         key = (self.asked[tuple(ranks)], *ranks)
         if key not in self.made:

@@ -169,6 +169,19 @@ def test_a_passage_keeps_its_last_context(tmp_path: Path, score: Score) -> None:
     np.testing.assert_array_equal(inputs[:, 1:], targets[:, :-1])
 
 
+def test_passages_are_as_long_as_the_model_where_experts_have_a_capacity(tmp_path: Path, score: Score) -> None:
+    """It is a share of the length, which else depends on the passages of one batch."""
+    run, data = the_run(seq_len=40, **everything(tmp_path)), folder(tmp_path)
+    limited = replace(run, model=replace(run.model, experts=2, expert_capacity=1.0))
+    for one, of_lengths in ((run, False), (limited, True)):
+        widths = set[int]()
+        for batch in (1, 2, 4):
+            scorer = Recorded()
+            score(one, data, scorer, batch)
+            widths |= {targets.shape[1] for _, targets in scorer.calls[-4 // batch :]}
+        assert (widths == {40}) == of_lengths
+
+
 def test_keys_tell_what_cannot_be_compared(tmp_path: Path, score: Score) -> None:
     data, files = folder(tmp_path), everything(tmp_path)
     keys = lambda run, data=data: [e.key for e in score(run, data, Uniform())]

@@ -230,6 +230,8 @@ WRONG: list[tuple[dict[str, Any], str]] = [
     ({"model_type": "mamba"}, "model_type 'mamba' is not known; valid: gpt2, gpt_neox, llama, bert"),
     ({"activation_function": "tanh"}, "activation 'tanh' is not built; valid: gelu_new"),
     ({"scale_attn_by_inverse_layer_idx": True}, "scale_attn_by_inverse_layer_idx True is not built; valid: False"),
+    ({"tie_word_embeddings": False}, "tie_word_embeddings False is not built; valid: True"),
+    ({"quantization_config": {"quant_method": "fp8"}}, "quantization_config .* is not built"),
 ]
 
 
@@ -237,6 +239,31 @@ WRONG: list[tuple[dict[str, Any], str]] = [
 def test_what_is_not_built_is_named(changes: dict[str, Any], words: str) -> None:
     with pytest.raises(InputError, match=words.replace("?", ".")):
         config_from(transformers.GPT2Config(vocab_size=VOCAB).to_dict() | changes)
+
+
+@pytest.mark.parametrize("named", ["type", "rope_type"])
+def test_other_scalings_of_rotary_positions_are_refused_by_both_names(named: str) -> None:
+    described = transformers.LlamaConfig(vocab_size=VOCAB).to_dict()
+    described.pop("rope_parameters", None)
+    with pytest.raises(InputError, match="rope_type 'linear' is not built; valid: default, llama3"):
+        config_from(described | {"rope_scaling": {named: "linear", "factor": 4.0}})
+
+
+def test_epsilons_that_a_file_does_not_say_are_the_architectures() -> None:
+    for described, name in (
+        (transformers.BertConfig(), "layer_norm_eps"),
+        (transformers.LlamaConfig(), "rms_norm_eps"),
+    ):
+        theirs = described.to_dict()
+        assert config_from({**theirs, name: None}).norm_epsilon == theirs[name]
+
+
+def test_quantised_weights_are_no_weights() -> None:
+    theirs = model_of(CONFIGS[0], torch.float32)
+    config, state = config_from(theirs.config.to_dict()), dict(theirs.state_dict())
+    name = "transformer.h.0.mlp.c_fc.weight"
+    with pytest.raises(InputError, match=r"mlp\.c_fc\.weight is of torch\.int8; valid: 16 bits or more"):
+        weights_from(state | {name: state[name].to(torch.int8)}, config, "gpt2")
 
 
 def test_a_missing_or_wrong_tensor_is_named() -> None:
