@@ -56,7 +56,7 @@ def test_placement_claims_flip() -> None:
     # no GPT is trained, and no run diverges, post's neither
     stable = ["reproduced", "not run here", "not reproduced", "reproduced", "not run here"]
     assert verdicts("layernorm_placement", trained(good)) == stable
-    gpts = {("gpt", *rest): nats for (_, *rest), nats in good.items()}
+    gpts = {("gpt", norm, layers, lr): nats for (_, norm, layers, lr), nats in good.items()}
     assert verdicts("layernorm_placement", trained(gpts)) == ["not run here", "reproduced", *stable[2:]]
     better_post = good | {("bert", "post", 12, 1e-3): 2.0}
     turned = verdicts("layernorm_placement", trained(better_post))
@@ -103,7 +103,8 @@ def test_a_rate_that_is_the_larger_models_own_best_costs_it_nothing_and_one_that
             for seed in range(3)
         ]
         for one in runs:  # seeds further apart than the tolerance
-            one.evaluations = [replace(last, nats=last.nats * (1 + 0.05 * one.run.seed)) for last in one.evaluations]
+            apart = 1 + 0.05 * one.run.seed
+            one.evaluations = [replace(last, nats=(last.nats or 0.0) * apart) for last in one.evaluations]
         found = placements.rate_transfers(0.01)(runs)
         return None if found is None else (found.holds, found.fails, found.open)
 

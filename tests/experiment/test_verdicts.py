@@ -112,7 +112,8 @@ def test_a_noisy_mean_over_an_exact_limit_is_decided_by_students_test() -> None:
     """Accuracies of three seeds: 51 ± 34% are above 29.6%, but not beyond their interval."""
     seeds = [0.3525, 0.576, 0.605]
     margin = less(0.296, estimate(seeds))
-    assert stats.ttest_1samp(seeds, 0.296).pvalue == pytest.approx(0.114, abs=0.001)
+    test: Any = stats.ttest_1samp(seeds, 0.296)
+    assert test.pvalue == pytest.approx(0.114, abs=0.001)
     assert holds(margin) is None
     assert isinstance(margin, Estimate)
     assert (margin.n, margin.mean) == (3, pytest.approx(1 - 0.296 / (sum(seeds) / 3)))
@@ -124,7 +125,8 @@ def test_repeats_that_would_decide_do_so_nine_times_of_ten() -> None:
     assert needed is not None
     deviation = (margin.standard_error or 0.0) * math.sqrt(margin.n)
     drawn = stats.norm.rvs(margin.mean, deviation, (2000, needed), random_state=0)
-    share = (stats.ttest_1samp(drawn, 0.0, axis=1).pvalue < 0.05).mean()
+    test: Any = stats.ttest_1samp(drawn, 0.0, axis=1)
+    share = (test.pvalue < 0.05).mean()
     assert share == pytest.approx(0.9, abs=0.03)
 
 
