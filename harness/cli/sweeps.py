@@ -8,6 +8,7 @@ from typing import Literal
 
 from harness.experiment.experiment import Point
 from harness.launch.attempt import Options
+from harness.launch.dry_run import none_can_run
 from harness.launch.flags import DeviceChoice, Saving
 from harness.launch.follow import Display
 from harness.launch.preflight import Datasets
@@ -112,11 +113,11 @@ def nothing_written(store: Store, data: str | None = None) -> Iterator[Datasets]
         yield datasets
 
 
-def require_same_text(points: Sequence[Point], store: Store, datasets: Datasets) -> None:
-    """Check that finished records of these points are of the text that is in their token folders now.
+def refusals(points: Sequence[Point], store: Store, datasets: Datasets, options: Options) -> dict[Point, str]:
+    """Return why each point cannot run here if none can, else an empty dict.
 
     Raises:
-        InputError: one is of another, and would stand beside results of this one.
+        InputError: a finished record is of another text than is in its token folder now, next to which it would stand.
     """
     for run in (point.run for point in points if point.run.data.dataset not in EMBEDDED):
         record = store.read(run.id) if store.path(run.id).exists() else None
@@ -129,6 +130,7 @@ def require_same_text(points: Sequence[Point], store: Store, datasets: Datasets)
         if (then := record.resolved.data.sha256) not in (None, now):
             of = f"{run.data.dataset} is dataset {now[:12]}, but {store.path(run.id)} is of dataset {then:.12}"
             raise InputError(f"{of}; valid: that text again, or a folder of its own for this one, with --out")
+    return none_can_run(points, store, datasets, options)
 
 
 def synthetic_cache(store: Store) -> Path:

@@ -118,9 +118,9 @@ def run(
         json: Print one JSON document on standard output.
     """
     from harness.cli.status import tell_submitted
-    from harness.cli.sweeps import carry_out, forecaster, nothing_written, require_certified, require_same_text, site_of
+    from harness.cli.sweeps import carry_out, forecaster, nothing_written, refusals, require_certified, site_of
     from harness.launch.attempt import Options
-    from harness.launch.dry_run import none_can_run, print_plan, print_refused
+    from harness.launch.dry_run import print_plan, print_refused
     from harness.launch.sweep import Sweep
     from harness.predict.ghost import all_fit
     from harness.report.results import tell_results
@@ -139,8 +139,7 @@ def run(
     how = {"forecast": forecaster(forecast, site), "profile": profile or found.profiles, "jobs": jobs, "detach": detach}
     options = Options(**vars(trying), site=site, saving=saving, **how)
     with nothing_written(store, which.data) as datasets:
-        require_same_text(points, store, datasets)
-        refused = none_can_run(points, store, datasets, options)
+        refused = refusals(points, store, datasets, options)
         if dry_run:
             print_plan(found, Sweep(store, datasets, options), points, json)
             return int(bool(refused) or (ghost and not all_fit({p.label: p.run for p in points}, site.device)))

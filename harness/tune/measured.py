@@ -50,7 +50,7 @@ def compared(rows: Sequence[Judged], base: Run, real: Machine) -> dict[str, Any]
     runs = [run_of(row, base) for row in rows]
     found = []
     for row, run, judgement in zip(rows, runs, real(runs), strict=True):
-        line = {"id": run.id, "point": _label(run), "predicted_seconds": row["seconds"]}
+        line = {"id": run.id, "point": _label(run), "predicted_seconds": row.get("predicted_seconds", row["seconds"])}
         found.append(line | {f"measured_{name}" if name == "seconds" else name: of for name, of in judgement.items()})
     pairs = np.array([(one["predicted_seconds"], one["measured_seconds"]) for one in found if "reason" not in one])
     tau = float(kendalltau(*pairs.T)[0]) if len(pairs) > 1 else None  # type: ignore[arg-type]

@@ -200,8 +200,6 @@ def tune_from(default: Run) -> Callable[..., int]:
     ) -> int:
         """Find the fastest parallel plans for a model that fit a system's memory; `--model NAME` says which model.
 
-        With `--config FILE` it is the model of a run's file, whose precision and global batch hold too.
-
         All plans are estimated in closed form, the best are carried out as events. The fastest is said to be in doubt
         if the system was not calibrated on its kind of plan, or misses it badly; the fastest without doubt comes then
         too. With --measure the best are run on this machine, and their predicted order is compared with the measured.
@@ -209,8 +207,8 @@ def tune_from(default: Run) -> Callable[..., int]:
         Args:
             system: A packaged system, or a YAML file as `calibrate` writes it.
             gpus: Devices, all of which a plan uses.
-            global_batch: Sequences of a step; by default 1,536, or a file's.
-            precision: By default a file's, else the first of bf16, fp16, fp32 that the system has a peak rate for.
+            global_batch: Sequences of a step; by default those of a `--config` file, else 1,536.
+            precision: By default the file's, else the first of bf16, fp16, fp32 that the system has a peak rate for.
             fix: Knobs that keep to some values, as tp=8 or schedule=one_f_one_b,interleaved; and to search knobs that
                 the system's software has a habit of, as overlap_grad_reduce=true,false.
             top: Plans of different shape that are judged by events.
@@ -222,28 +220,30 @@ def tune_from(default: Run) -> Callable[..., int]:
             steps: Training steps of each of these.
             device_memory: What a plan may take of a device, as 80GB or 40GiB; by default 95% of what the system has.
             out: Folder of the journal, which the same command goes on from, and of measured records.
-            given: Fields of a file's run, by dotted name.
             json: Print one JSON document on standard output.
         """
-        if global_batch is None:
-            global_batch = default.train.global_batch if "train.global_batch" in given else BATCH
-        if precision is None and "precision" in given:
-            precision = default.precision
+        global_batch, precision = _of_file(default, given, global_batch, precision)
         _require_numbers(trials, measure, search, out, gpus=gpus, global_batch=global_batch, top=top, steps=steps)
-        found = load_system(system)
-        base = base_of(default, found, precision, Recipe(global_batch=global_batch, microbatch=1, steps=steps))
-        task = Task(base, found, gpus, _room(found, device_memory), fix)
-        task = replace(task, base=task.simulated(base).asked, others=_others(others, fix), grids=grids)
+        found, recipe = load_system(system), Recipe(global_batch=global_batch, microbatch=1, steps=steps)
+        task = Task(base_of(default, found, precision, recipe), found, gpus, _room(found, device_memory), fix)
+        task = replace(task, base=task.simulated(task.base).asked, others=_others(others, fix), grids=grids)
         real = _here(out, found) if measure and out is not None else None
         document, inside = _search(task, top, out, search)
         if trials:
             document["trials"] = _trials(task, inside, document["best"][: measure or top], trials, real, out)
         if real is not None:
-            rows = [row | {"seconds": row["predicted_seconds"]} for row in document.get("trials", ())]
-            document["measured"] = compared(rows or document["best"][:measure], task.base, real)
+            document["measured"] = compared(document.get("trials") or document["best"][:measure], task.base, real)
         return print_json(document) if json else print_search(document, found)
 
     return tune
+
+
+def _of_file(
+    default: Run, given: Given, global_batch: int | None, precision: Precision | None
+) -> tuple[int, Precision | None]:
+    """Return the global batch and the precision: of options, else of a file's run, else BATCH and the system's."""
+    of_file = default.train.global_batch if "train.global_batch" in given else BATCH
+    return global_batch or of_file, precision or (default.precision if "precision" in given else None)
 
 
 def _require_numbers(trials: int, measure: int, search: float, out: Path | None, **positive: int) -> None:
