@@ -103,7 +103,8 @@ EXPERIMENT = Experiment(
     "Magneto's initial weights are normal, with 0.02 times their factors: at these widths that is a sixth to a quarter "
     "of Xavier's deviation, which their papers start from. The paper of the dynamic tanh (2503.10622) also multiplies "
     "a language model's embeddings by a learnt factor, without which it says that none converges, and ties no heads. "
-    "Placements with a law of depth of their own keep it in the maximal update parametrization.",
+    "Placements with a law of depth of their own keep it in the maximal update parametrization. A placement's best "
+    "rate is chosen by the text that it is compared on.",
     runs={
         "smoke": ladder(
             [replace(scaled(1, 32), num_layers=n, hidden_size=h, num_heads=h // 32) for n, h in ((1, 32), (2, 64))],

@@ -75,7 +75,7 @@ EXPERIMENT = Experiment(
     },
     deviations="The paper's models are BERTs; these are GPTs on bytes of books, 64 hidden units, 410,000 tokens: "
     "stability of the first steps, not of long training. Initial weights are scaled with the width. Every run goes to "
-    "its end, on a plateau too.",
+    "its end, on a plateau too. A placement's best rate is chosen by the text that it is compared on.",
     runs={
         "smoke": grid(
             [scaled(1, 32), scaled(4, 32)], (3e-3, 1e-1), (2, 20), Recipe(steps=60, global_batch=8, microbatch=8), 1,

@@ -161,7 +161,7 @@ def _evidence(claim: Claim, found: Mapping[str, Sequence[Record]], system: str) 
 def verdict(found: Evidence | None) -> Verdict:
     """Return the verdict that stands whatever the open points are; `cannot tell here` if it depends on them.
 
-    `partly` is half of the points or more, but not all. Evidence without a point is that of a check that failed.
+    `partly` is half of the points or more, but not all. Without a point evidence is only why nothing can be said.
     """
     if found is None:
         return "not run here"

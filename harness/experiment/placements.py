@@ -1,14 +1,14 @@
 """Checks on placements of LayerNorm: which diverge, end worse, have outlier dimensions, and what their laws give."""
 
 import math
-from collections.abc import Callable, Hashable, Iterable, Sequence
+from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from itertools import product
 from operator import attrgetter
 
 from harness.analysis.outliers import FAR, IN_LAYERS, Look, looks
 from harness.analysis.placement_laws import BASELINE, SURE, ends, fits, targets
 from harness.analysis.render import number
-from harness.analysis.scaling_law import difference
+from harness.analysis.scaling_law import Fitted, difference
 from harness.analysis.stability import Arm, arms, loss_or_inf
 from harness.experiment.checks import each
 from harness.experiment.claims import Check, Evidence, Tolerance, less, means, near, tally
@@ -169,10 +169,12 @@ def higher_here(other: str) -> Check:
 
 
 def higher_beyond(records: Sequence[Record]) -> Evidence | None:
-    """Judge whether SURE of the draws have post above the baseline at every larger size; None if a law fails."""
-    laws = fits(records)
-    if any(norm not in laws or laws[norm].off > CLOSE for norm in (BASELINE, "post")):
+    """Judge whether SURE of the draws have post above the baseline at every larger size."""
+    laws, norms = fits(records), (BASELINE, "post")
+    if any(norm not in laws for norm in norms):
         return None
+    if rejected := _rejected(laws, norms):
+        return rejected
     found = [(size, difference(laws["post"], laws[BASELINE], size, tokens)) for size, tokens in targets(laws)]
     found = [(size, one) for size, one in found if not math.isnan(one.above)]
     numbers = ", ".join(
@@ -183,14 +185,19 @@ def higher_beyond(records: Sequence[Record]) -> Evidence | None:
     return tally([one.above >= SURE for _, one in found], "sizes", numbers)
 
 
+def _rejected(laws: Mapping[str, Fitted], norms: Sequence[str]) -> Evidence | None:
+    """Return that nothing can be said, as the losses of a placement are not those of its law; None if they are."""
+    far = [f"{laws[norm].off:.1%} off the losses of {norm}" for norm in norms if laws[norm].off > CLOSE]
+    return Evidence(0, 0, 0, f"the law is {' and '.join(far)}") if far else None
+
+
 EXPONENT = Tolerance(0.05, "assumed after the first runs, whose exponents are 0.17 and more off", "2026-11-24")
 """Largest difference from a published exponent that counts as the same."""
 
 
 def as_chinchilla(records: Sequence[Record]) -> Evidence | None:
     """Judge whether the baseline's exponents, with the interval of the draws, are Chinchilla's within EXPONENT."""
-    one = fits(records).get(BASELINE)
-    if one is None:
+    if (one := (laws := fits(records)).get(BASELINE)) is None:
         return None
     held, parts = [], []
     for name in ("alpha", "beta"):
@@ -200,6 +207,8 @@ def as_chinchilla(records: Sequence[Record]) -> Evidence | None:
             return None
         held.append(near(Estimate((low + high) / 2, (high - low) / 2, len(one.points), math.inf), printed, EXPONENT))
         parts.append(f"{name} {getattr(one.law, name):.2f}, {low:.2f} to {high:.2f}")
+    if rejected := _rejected(laws, [BASELINE]):
+        return rejected._replace(numbers="; ".join([rejected.numbers, *parts]))
     return tally(held, "exponents", "; ".join(parts))
 
 
