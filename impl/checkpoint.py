@@ -130,7 +130,8 @@ class Checkpoints:
     Args:
         group: can communicate from host memory (gloo).
         keep: how many of the newest stay.
-        on_wait: called about once a second while a save is waited for, and for each tensor that is loaded.
+        on_wait: called about once a second while a save is waited for.
+        on_read: called before each tensor that is loaded.
     """
 
     def __init__(
@@ -141,8 +142,10 @@ class Checkpoints:
         *,
         keep: int = 2,
         on_wait: Callable[[], None] = lambda: None,
+        on_read: Callable[[], None] = lambda: None,
     ) -> None:
-        self.folder, self.trainer, self.group, self.keep, self.on_wait = folder, trainer, group, keep, on_wait
+        self.folder, self.trainer, self.group, self.keep = folder, trainer, group, keep
+        self.on_wait, self.on_read = on_wait, on_read
         self._thread = ThreadPoolExecutor(1, "checkpoint")
         self._under_way: Future[None] | None = None
         self._copies: list[Tensor] = []
@@ -191,7 +194,7 @@ class Checkpoints:
         if why := why_another(with_defaults(saved.state["identity"]), identity(self.trainer)):
             raise InputError(f"{saved.path} is a checkpoint of another run: {why}")
         reader = CheckpointReader(saved.path)
-        reader.on_read = self.on_wait
+        reader.on_read = self.on_read
         read(reader, chunks_of(self.trainer, self.trainer.optimizer.owned()), self.group)
         self.trainer.optimizer.publish()
         self.trainer.optimizer.updates = saved.state["updates"]

@@ -62,26 +62,26 @@ class AgreedEnd:
 
 
 class Writing:
-    """Note a slow write or read as progress: as long as this process's files grow, and `seconds` more for others'."""
+    """Note a slow write as progress: as long as this process writes, and `seconds` more, as others write."""
 
     def __init__(self, note: Callable[[], None], seconds: float) -> None:
         self.note, self.seconds = note, seconds
-        self._moved, self._since = -1, 0.0
+        self._written, self._since = -1, 0.0
 
     def __call__(self) -> None:
-        """Note progress, unless nothing has been written or read for too long."""
-        now, moved = time.monotonic(), moved_bytes()
-        if moved != self._moved:
-            self._moved, self._since = moved, now
+        """Note progress, unless nothing has been written for too long."""
+        now, written = time.monotonic(), written_bytes()
+        if written != self._written:
+            self._written, self._since = written, now
         if now - self._since < self.seconds:
             self.note()
 
 
-def moved_bytes() -> int:
-    """Return the bytes that this process has written and read so far; 0 where the system does not say."""
+def written_bytes() -> int:
+    """Return the bytes that this process has written so far; 0 where the system does not say."""
     try:
         counts = dict(line.split(": ") for line in Path("/proc/self/io").read_text().splitlines())
-        return int(counts["wchar"]) + int(counts["rchar"])
+        return int(counts["wchar"])
     except (OSError, ValueError, KeyError):
         return 0
 
@@ -108,7 +108,8 @@ class Continuation:
         group = dist.new_group(backend="gloo", timeout=timeout)
         assert isinstance(group, dist.ProcessGroup)
         self.folder, self.group, self.end = folder, group, end
-        self.checkpoints = Checkpoints(folder, trainer, group, on_wait=Writing(note, timeout.total_seconds()))
+        waits = Writing(note, timeout.total_seconds())
+        self.checkpoints = Checkpoints(folder, trainer, group, on_wait=waits, on_read=note)
         self.every, self.last = every, trainer.run.train.steps
         self.journal = Journal(folder / f"rank-{dist.get_rank()}.json")
 
