@@ -72,9 +72,9 @@ def with_another_weight(one: Trainer) -> Any:
     """The weight is another one before it is hashed, after it was updated."""
     update, calls = one.optimizer.step, 0
 
-    def changed(lr: float) -> None:
+    def changed(lr: float, factor: torch.Tensor | None = None) -> None:
         nonlocal calls
-        update(lr)
+        update(lr, factor)
         calls += 1
         if dist.get_rank() == 0 and calls == AT + 1:
             one.parameters.settle(one.buckets[0])  # which would write it again

@@ -76,7 +76,7 @@ def splits(plan: Plan) -> list[list[list[int]]]:
     assert dist.group.WORLD is not None
     dist.group.WORLD.bound_device_id = torch.device("cuda", 0)
 
-    def split_group(*, split_ranks: list[list[int]]) -> dist.ProcessGroup | None:
+    def split_group(*, split_ranks: list[list[int]], **_: object) -> dist.ProcessGroup | None:
         asked.append(split_ranks)
         return dist.group.WORLD if any(dist.get_rank() in ranks for ranks in split_ranks) else None
 
