@@ -70,11 +70,16 @@ def falls(name: str, of: Callable[[Evaluation], float], unit: str) -> Check:
 
     def check(records: Sequence[Record]) -> Evidence | None:
         arms = by_tokens(records)
-        if len(arms) < 2 or {one.parameters for one in records} != {one.parameters for one in arms[max(arms)]}:
+        if not _are_whole(arms, records):
             return None
         return with_size(of, name, unit)(arms[max(arms)])
 
     return check
+
+
+def _are_whole(arms: dict[int, list[Record]], records: Sequence[Record]) -> bool:
+    """Return True if the arm with the most tokens has every size: no claim is judged by a part of it."""
+    return len(arms) > 1 and {one.parameters for one in records} == {one.parameters for one in arms[max(arms)]}
 
 
 def _slope(records: Iterable[Record]) -> Estimate:
@@ -87,8 +92,10 @@ def _slope(records: Iterable[Record]) -> Estimate:
 def falls_faster_with_more_tokens(records: Sequence[Record]) -> Evidence | None:
     """Judge whether loss falls faster with size after the most tokens than after the fewest."""
     arms = by_tokens(records)
-    few, many = (_slope(arms[pick(arms)]) if arms else None for pick in (min, max))
-    if len(arms) < 2 or few is None or many is None or math.isnan(few.mean) or math.isnan(many.mean):
+    if not _are_whole(arms, records):
+        return None
+    few, many = (_slope(arms[pick(arms)]) for pick in (min, max))
+    if math.isnan(few.mean) or math.isnan(many.mean):
         return None
     numbers = (
         f"exponent {one:.3f} after {size_name(count)}"
