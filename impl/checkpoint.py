@@ -38,6 +38,7 @@ SCALE = {"scale": float, "good_steps": int, "skipped": int}
 STATE = {"updates": int, "precision": str, "loss_scale": SCALE, "identity": {"seed": int, "data": str}}
 """Entries of a checkpoint's `State` that are used, and their types."""
 LOOK_SECONDS = 1.0
+"""Time between two looks at a save that is waited for."""
 T = TypeVar("T")
 
 
