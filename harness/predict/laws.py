@@ -48,6 +48,7 @@ LAWS: dict[str, Without] = {
     "products are computed in whole waves of tiles": _smooth,
     "tiles are filled and written": _fixed(0, "gemm_fill"),
     "cores of heads whose rows are not of 16 bytes have the rate of fp32": _any_head,
+    "fused attention reaches less of the peak in short sequences": _fixed(0, "attention_fill"),
     "a kernel takes time of its own": _fixed(0, "kernel_seconds"),
     "a host launches the layers": _fixed(0, "host_forward", "host_backward", "host_collective", "host_unfused"),
     "collectives take the hops of rings and trees": _fixed(0, "link_latency", "nic_latency"),

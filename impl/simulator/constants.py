@@ -23,8 +23,10 @@ CONSTANTS: dict[str, Constant] = {
     "gemm_efficiency": Constant(0.88, 0.15),
     # depth by which products are as if they were deeper: tiles are filled and written
     "gemm_fill": Constant(130.0),
-    # share of the peak that attention's products reach
+    # share of the peak that attention's products reach, nothing masked; those of a fused core at 2,048 tokens
     "attention_efficiency": Constant(0.4, 0.3),
+    # tokens by which a causal fused core's sequence is as if longer: blocks that the mask cuts are computed whole
+    "attention_fill": Constant(400.0, source="FlashAttention-3 (arXiv 2407.08608), figure 5"),
     # share of the memory bandwidth, or of what they were measured to reach alone, that elementwise operations reach
     "memory_efficiency": Constant(0.65, 0.2),
     # device seconds of an operation beside its work

@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from impl.cost.gemms import Pass
+from impl.cost.gemms import Core, Pass
 from impl.cost.place import Sizes
 from impl.cost.traffic import blocks
 from impl.pipeline.stage import Stage
@@ -15,6 +15,7 @@ from impl.run import Run
 from impl.simulator.operations import Block, BlockName, Moved
 from impl.simulator.seconds import (
     Group,
+    Size,
     attention,
     beside,
     collective,
@@ -72,14 +73,10 @@ def passes(system: System, run: Run, block: Block, *, is_layer: bool) -> Passes:
     weights = _products(system, run, block, "weight gradient") + _moved(system, run, block.moved, "weight")
     core = 0.0
     if block.core is not None:
-        shape = block.core.batch, block.core.heads, block.core.seq_len, block.core.head_size
         scores = () if system.device.fused_attention else block.scores
         core, of_core = (
-            times * attention(system, around.precision, *shape, backward=backward) + _moved(system, run, scores, when)
-            for times, backward, when in (
-                (block.core.forwards, False, "forward"),
-                (block.core.backwards, True, "backward"),
-            )
+            times * _core(system, around, block.core, when) + _moved(system, run, scores, when)
+            for times, when in ((block.core.forwards, "forward"), (block.core.backwards, "backward"))
         )
         core, inputs = core + shared["forward"], inputs + of_core
     forward += core if block.core is not None else shared["forward"]
@@ -177,11 +174,15 @@ def _context(system: System, run: Run, block: Block, when: str) -> float:
     sends = [sent(one.bytes) for one in shared if one.op == "send"]
     if sends and (core := block.core):
         home = sends.pop() if when == "backward" else 0.0
-        shape = core.batch, core.heads, core.seq_len, core.head_size
-        meeting = attention(system, outside_layers(run).precision, *shape, backward=when == "backward")
+        meeting = _core(system, outside_layers(run), core, when)
         steps = run.plan.cp - 1
         total += home + steps * float(beside(system, sum(sends) / steps, meeting))
     return total
+
+
+def _core(system: System, run: Run, core: Core, when: str) -> Size:
+    shape = core.batch, core.heads, core.seq_len, core.head_size
+    return attention(system, run.precision, shape, is_causal=core.is_causal, backward=when == "backward")
 
 
 def _kept_in_host(system: System, run: Run) -> float:
