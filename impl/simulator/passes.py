@@ -182,7 +182,8 @@ def _context(system: System, run: Run, block: Block, when: str) -> float:
 
 def _core(system: System, run: Run, core: Core, when: str) -> Size:
     shape = core.batch, core.heads, core.seq_len, core.head_size
-    return attention(system, run.precision, shape, is_causal=core.is_causal, backward=when == "backward")
+    masked = core.is_causal / (run.plan.cp if run.plan.is_ring else 1)
+    return attention(system, run.precision, shape, masked=masked, backward=when == "backward")
 
 
 def _kept_in_host(system: System, run: Run) -> float:

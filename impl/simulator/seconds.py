@@ -118,14 +118,15 @@ def gemm(system: System, precision: str, m: Size, n: Size, k: Size, pass_: str |
 
 
 def attention(
-    system: System, precision: str, shape: tuple[Size, Size, Size, Size], *, is_causal: bool, backward: bool
+    system: System, precision: str, shape: tuple[Size, Size, Size, Size], *, masked: float, backward: bool
 ) -> Size:
     """Return the seconds of one attention core, softmax(q k^T) v, forward or backward, without moving scores.
 
     Args:
         shape: sequences, heads, tokens of a sequence and numbers of a head.
+        masked: share of such cores that a causal mask cuts: all but the meetings with others' keys in a ring; or none.
     """
-    law = partial(_core_law, system, precision, is_causal=is_causal, backward=backward)
+    law = partial(_core_law, system, precision, masked=masked, backward=backward)
     return _corrected(law, system.cores.get(precision), 5 if backward else 4, shape)
 
 
@@ -245,7 +246,7 @@ def _gemm_law(system: System, precision: str, m: Size, n: Size, k: Size) -> Size
     return together(computed, elementwise(system, precision, bytes_))
 
 
-def _core_law(system: System, precision: str, *shape: Size, is_causal: bool, backward: bool) -> Size:
+def _core_law(system: System, precision: str, *shape: Size, masked: float, backward: bool) -> Size:
     """Return the seconds of a core's products; a fused kernel with a mask reaches less of the peak in short sequences.
 
     Source: FlashAttention-3, figure 5: causal forward passes on an H100, heads of 128, 512 to 16,384 tokens. Speeds of
@@ -253,9 +254,9 @@ def _core_law(system: System, precision: str, *shape: Size, is_causal: bool, bac
     """
     batch, heads, seq_len, head_size = shape
     products, device = 4 if backward else 2, system.device
-    is_masked = is_causal and device.fused_attention and device.kind != "cpu"
-    fill = system.constant("attention_fill") if is_masked else 0.0
-    whole = seq_len * (seq_len + fill) * TYPICAL_LENGTH / (TYPICAL_LENGTH + fill)
+    has_fill = masked > 0 and device.fused_attention and device.kind != "cpu"
+    fill = system.constant("attention_fill") if has_fill else 0.0
+    whole = seq_len * (seq_len + masked * fill) * TYPICAL_LENGTH / (TYPICAL_LENGTH + fill)
     operations = products * 2 * batch * heads * whole * head_size
     return operations / (_core_peak(system, precision, head_size) * system.constant("attention_efficiency"))
 

@@ -58,8 +58,8 @@ def test_a_measured_product_takes_what_was_measured():
 def test_a_measured_core_and_elementwise_operation_take_what_was_measured():
     table = {"precision": "bf16", "source": "made up", "rows": [[1, 16, 1024, 128, 2e-3, 5e-3]]}
     system = System.from_dict({**DOCUMENT, "attention": [table]})
-    assert attention(system, "bf16", (1, 16, 1024, 128), is_causal=True, backward=True) == pytest.approx(5e-3)
-    assert attention(system, "bf16", (2, 16, 1024, 128), is_causal=True, backward=False) == pytest.approx(4e-3)
+    assert attention(system, "bf16", (1, 16, 1024, 128), masked=1.0, backward=True) == pytest.approx(5e-3)
+    assert attention(system, "bf16", (2, 16, 1024, 128), masked=1.0, backward=False) == pytest.approx(4e-3)
     rate = {"precision": "fp32", "name": "gelu", "forward": 1e9, "backward": 2e9, "source": "made up"}
     device = {**DOCUMENT["device"], "elementwise": [rate]}
     system = System.from_dict({**DOCUMENT, "device": device})
@@ -144,20 +144,20 @@ CORES = {"FlashAttention-2": (191, 260, 298, 319, 333, 335), "cuDNN": (315, 410,
 def test_a_fused_core_reaches_less_of_the_peak_in_short_sequences_as_published(name: str):
     fused = System.from_dict({**DOCUMENT, "device": DOCUMENT["device"] | {"fused_attention": True}})
 
-    def speeds(system: System, *, is_causal: bool) -> np.ndarray:
-        core = lambda s: attention(system, "bf16", (16384 // s, 16, s, 128), is_causal=is_causal, backward=False)
+    def speeds(system: System, masked: float) -> np.ndarray:
+        core = lambda s: attention(system, "bf16", (16384 // s, 16, s, 128), masked=masked, backward=False)
         return np.array([s / core(s) for s in (512 * 2**i for i in range(6))])
 
-    published, law = np.array(CORES[name]), speeds(fused, is_causal=True)
+    published, law = np.array(CORES[name]), speeds(fused, 1.0)
     assert np.log(published / law).std() < 0.03
-    assert speeds(fused, is_causal=False) == pytest.approx(np.full(6, law[2]))  # nothing is masked: all as at 2,048
-    assert speeds(SYSTEM, is_causal=True) == pytest.approx(np.full(6, law[2]))
+    assert speeds(fused, 0.0) == pytest.approx(np.full(6, law[2]))  # nothing is masked: all as at 2,048
+    assert speeds(SYSTEM, 1.0) == pytest.approx(np.full(6, law[2]))
 
 
 @given(st.integers(1, 512), st.booleans())
 def test_a_core_whose_rows_are_not_of_16_bytes_has_the_rate_of_fp32(head_size: int, backward: bool):
     shape = 2, 16, 1024, head_size
-    core = lambda system, precision: attention(system, precision, shape, is_causal=False, backward=backward)
+    core = lambda system, precision: attention(system, precision, shape, masked=0.0, backward=backward)
     slower = 15.0 if head_size % 8 else 1.0  # 300 over 20 TFLOP/s
     document = {**DOCUMENT, "device": DOCUMENT["device"] | {"fused_attention": True}}
     assert core(SYSTEM, "bf16") == pytest.approx(slower * core(System.from_dict(document), "bf16"))
