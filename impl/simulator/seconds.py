@@ -124,7 +124,7 @@ def attention(
 
     Args:
         shape: sequences, heads, tokens of a sequence and numbers of a head.
-        masked: share of such cores that a causal mask cuts: all but the meetings with others' keys in a ring; or none.
+        masked: share of such cores that a causal mask cuts: 1, or 1 / c of the c meetings in a ring; 0 without a mask.
     """
     law = partial(_core_law, system, precision, masked=masked, backward=backward)
     return _corrected(law, system.cores.get(precision), 5 if backward else 4, shape)
