@@ -169,8 +169,8 @@ def _notes(results: Sequence[Result]) -> tuple[str, ...]:
         "them.",
         "InternEvo: the hops of a ring (NCCL's own law), and that its ZeRO-1 broadcasts whole tensors (its code), were "
         "taken up after larger errors on these rows.",
-        "Llama 2 7B: that attention reaches less of the peak in short sequences was taken up after larger errors on these "
-        "rows (15.2% on average, more than a constant utilization's); its constant is of kernels measured alone.",
+        "Llama 2 7B: that attention reaches less of the peak in short sequences was taken up after larger errors on "
+        "these rows (15.2% on average, more than a constant utilization's); its constant is of kernels measured alone.",
         "Experts: how Megatron-Core sends tokens to experts was taken up from its code after larger errors on these "
         "rows (82% on average in bf16, 31 in fp8); no constant was fitted to a model with experts. Most recipes give "
         "each expert as many rows.",
