@@ -3,6 +3,7 @@
 import re
 from collections import Counter
 from collections.abc import Iterable, Sequence
+from functools import lru_cache
 from itertools import chain, pairwise
 
 from impl.cost.parameters import named_parameters
@@ -38,13 +39,14 @@ def received_at_once(row: Iterable[Action]) -> int:
         row: a rank's actions with sends and receives.
     """
     used = Counter[tuple[int, int]]()
-    most = 0
+    held = most = 0
     for op, *at in row:
         if op in (Op.RECV_F, Op.RECV_B):
             used[at[0], at[1]] += 1
-            most = max(most, used.total())
+            held += 1
+            most = max(most, held)
         elif op in (Op.B, Op.W):
-            del used[at[0], at[1]]
+            held -= used.pop((at[0], at[1]), 0)
     return most
 
 
@@ -107,9 +109,7 @@ def _finished(place: Place, stage: Stage) -> dict[Op, list[str]]:
     names = [parameter.name for parameter in reversed(named)]
     unit = {name: unit_of(name) for name in names}
     place_of = {one: i for i, one in enumerate(dict.fromkeys(unit.values()))}
-    of_mlp = lambda name: WHICH.sub(".", name)
-    place_in_layer = lambda name: next((i for i, part in enumerate(BACKWARD) if part in of_mlp(name)), 0)
-    names.sort(key=lambda name: (place_of[unit[name]], place_in_layer(name)))
+    names.sort(key=lambda name: (place_of[unit[name]], _place_in_layer(name)))
     if place.run.model.shared_layers:
         from impl.cost.shared_layers import with_each_layers  # for few runs
 
@@ -127,3 +127,10 @@ def _finished(place: Place, stage: Stage) -> dict[Op, list[str]]:
         Op.I: [name for name in names if name not in put_off],
         Op.W: [name for name in names if name in put_off],
     }
+
+
+@lru_cache(maxsize=4096)
+def _place_in_layer(name: str) -> int:
+    """Return the place of a parameter's part of a layer in the order of the backward pass; 0 without a layer."""
+    of_mlp = WHICH.sub(".", name)
+    return next((i for i, part in enumerate(BACKWARD) if part in of_mlp), 0)

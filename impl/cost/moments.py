@@ -4,7 +4,8 @@ Letters as in `impl.cost.activations`. A backward pass frees what it has used, s
 backward pass of the last block begins; which of its operations needs most memory depends on the shape.
 """
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from typing import NamedTuple
 
@@ -35,22 +36,43 @@ class Moment(NamedTuple):
         return Moment(self.kept + times * other.kept, self.computed + times * other.computed)
 
 
+class OfStage(NamedTuple):
+    """What a microbatch needs in a pipeline stage."""
+
+    kept: int
+    """Bytes that its forward pass keeps for its backward pass."""
+    owed: Moment
+    """Bytes from which its deferred weight gradients are computed (split schedules)."""
+    fullest: dict[Op, Moment]
+    """The fullest moment of each pass, its beginning included, relative to the activations kept."""
+
+
+def of_stage(place: Place, stage: Stage, head_positions: int, device: str) -> OfStage:
+    """Return what a microbatch needs in a stage of the pipeline rank."""
+    parts = stage_bytes(place.run, place.vocab_size, stage, head_positions)
+    kept = _on_device(place, stage, parts, device)
+    return OfStage(kept, _owed(place, stage), _fullest_of_passes(place, stage, parts, kept, head_positions, device))
+
+
 def fullest(place: Place, row: Iterable[Action], head_positions: int, device: str) -> Moment:
     """Return the moment with most bytes over all forward and backward passes of a step."""
-    stages = dict(zip(place.schedule.stages_of(place.pp_rank), place.stages, strict=True))
-    kept = {i: Moment(kept_bytes(place, stage, head_positions, device), 0) for i, stage in stages.items()}
-    owed = {i: _owed(place, stage) for i, stage in stages.items()}
-    passes = {i: _fullest_of_passes(place, stage, head_positions, device) for i, stage in stages.items()}
+    stages = zip(place.schedule.stages_of(place.pp_rank), place.stages, strict=True)
+    return fullest_of(place, {i: of_stage(place, stage, head_positions, device) for i, stage in stages}, row)
+
+
+def fullest_of(place: Place, each: Mapping[int, OfStage], row: Iterable[Action]) -> Moment:
+    """Return the moment of a row with most bytes, given what a microbatch needs in each stage."""
     # tensors on their way along the pipeline, and a template for their shape
     found = held = Moment(0, place.own + (SENDS_UNDER_WAY * place.transferred if place.run.plan.pp > 1 else 0))
-    for op, stage, _ in row:
+    for op, i, _ in row:
+        stage = each[i]
         if op is Op.F:
-            held = held.plus(kept[stage])
-        found = max(found, held, held.plus(passes[stage][op]), key=sum)
+            held = held.plus(Moment(stage.kept, 0))
+        found = max(found, held.plus(stage.fullest[op]), key=sum)
         if op in (Op.B, Op.I):
-            held = held.plus(kept[stage], -1)
+            held = held.plus(Moment(stage.kept, 0), -1)
         if op in (Op.I, Op.W):
-            held = held.plus(owed[stage], 1 if op is Op.I else -1)
+            held = held.plus(stage.owed, 1 if op is Op.I else -1)
     return found
 
 
@@ -74,13 +96,12 @@ def update_moment(run: Run, buckets: Sequence[BucketLayout]) -> Moment:
     return Moment(0, largest * MASTER_BYTES[run.precision] if is_small else 0)
 
 
-def kept_bytes(place: Place, stage: Stage, head_positions: int, device: str) -> int:
-    """Return the bytes that a microbatch keeps on the device in a stage.
+def _on_device(place: Place, stage: Stage, parts: Mapping[str, int], device: str) -> int:
+    """Return the bytes of a stage's parts that are kept on the device.
 
     An input that stays in the buffer it was received in is not counted.
     """
     run, plan = place.run, place.run.plan
-    parts = stage_bytes(run, place.vocab_size, stage, head_positions)
     is_copied = plan.partition_activations or (run.scatters and plan.x > 1)
     elsewhere = parts.get(OFFLOADED, 0) if device != "cpu" else 0
     stays = not (stage.is_first or is_copied or elsewhere)
@@ -89,21 +110,22 @@ def kept_bytes(place: Place, stage: Stage, head_positions: int, device: str) -> 
 
 def _owed(place: Place, stage: Stage) -> Moment:
     """Return the bytes of inputs and gradients from which deferred weight gradients are computed (split schedules)."""
-    total = Moment(0, 0)
-    for has_experts in map(place.run.model.has_experts, stage.layers):
+    total, kinds = Moment(0, 0), Counter(map(place.run.model.has_experts, stage.layers))
+    for has_experts, layers in kinds.items():
         sizes = Sizes(place.run, of_experts=has_experts)
         rows = sizes.activations * (place.run.model.choices if has_experts else 1)
         into = rows if has_experts else sizes.own
         kept = sizes.own + into + sizes.features + sizes.inner
-        total = total.plus(Moment(kept, sizes.activations + rows + sizes.projected + sizes.widened))
+        total = total.plus(Moment(kept, sizes.activations + rows + sizes.projected + sizes.widened), layers)
     return total
 
 
-def _fullest_of_passes(place: Place, stage: Stage, head_positions: int, device: str) -> dict[Op, Moment]:
-    """Return the fullest moment of a stage's forward and backward pass, relative to its kept activations."""
+def _fullest_of_passes(
+    place: Place, stage: Stage, parts: Mapping[str, int], kept: int, head_positions: int, device: str
+) -> dict[Op, Moment]:
+    """Return the fullest moment of a stage's forward and backward pass, as `OfStage` has it."""
     if place.run.model.experts:
         place = replace(place, of_experts=place.run.model.has_experts(stage.layers[-1]))
-    parts = stage_bytes(place.run, place.vocab_size, stage, head_positions)
     ends = Moment(parts.get("head", 0) + parts.get("loss", 0), 0)
     waits = place.is_first and place.run.model.tied  # for the look-up's gradient of the same matrix
     reduced = _head_reduced(place, device) if stage.is_last and not waits else 0
@@ -112,11 +134,11 @@ def _fullest_of_passes(place: Place, stage: Stage, head_positions: int, device: 
     if stage.is_last:
         found.append(Moment(0, _head_computed(place, head_positions, device, reduced)))
     if stage.is_first:
-        freed = kept_bytes(place, stage, head_positions, device) - parts["embedding"]
-        found.append(Moment(-freed, place.activations + _look_up_computed(place, device)))
+        found.append(Moment(parts["embedding"] - kept, place.activations + _look_up_computed(place, device)))
     behind = bytes_after_gelu(place.run, of_experts=place.of_experts)
-    forward, backward = Moment(-behind, _gelu(place)).plus(ends, -1), max(found, key=sum)
-    return {Op.F: forward, Op.B: backward, Op.I: backward, Op.W: Moment(0, 0)}
+    before = Moment(0, 0)
+    forward, backward = max(before, Moment(-behind, _gelu(place)).plus(ends, -1), key=sum), max(before, *found, key=sum)
+    return {Op.F: forward, Op.B: backward, Op.I: backward, Op.W: before}
 
 
 def _layer_computed(place: Place, stage: Stage) -> Iterator[Moment]:

@@ -196,11 +196,12 @@ def state_traffic(place: Place) -> dict[str, Counts]:
     run, plan = place.run, place.run.plan
     each, traffic = parameter_bytes(run), defaultdict[str, Counts](lambda: defaultdict(Count))
     data = ("zero",) if plan.replicas > 1 else ("dp", "cp")
+    axes = _axes(plan, data)
+    axes_of = {"partial": _axes(plan, (*data, "tp")), "expert": "owners"}
     for bucket in place.buckets:
         stage = bucket.zero_stage
         if owners(bucket.kind, plan) > 1:
-            axes = _axes(plan, (*data, "tp") if bucket.kind == "partial" else data)
-            counts = traffic["owners" if bucket.kind == "expert" else axes]
+            counts = traffic[axes_of.get(bucket.kind, axes)]
             reductions = run.microbatches if stage >= 2 else 1
             counts["reduce_scatter" if stage else "all_reduce"] += Count(1, bucket.size * each.gradient) * reductions
             if stage:

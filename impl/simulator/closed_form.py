@@ -17,7 +17,7 @@ import numpy as np
 
 from impl.cost.buffers import gathered_elements, gradient_elements
 from impl.cost.memory import state_parts
-from impl.cost.moments import fullest, kept_bytes
+from impl.cost.moments import fullest_of, of_stage
 from impl.cost.place import Place, Sizes, parameter_bytes
 from impl.errors import InputError
 from impl.pipeline.schedule import Action, Op
@@ -210,13 +210,13 @@ class ClosedForm:
         run = self.system.with_scores(_with_one_microbatch(run))
         positions, device = self.positions, self.system.device.kind
         places = [Place(run, self.vocab_size, 0, (stage,) * run.plan.pp) for stage in UNITS]
-        kept = lambda place: float(kept_bytes(place, place.stages[0], positions, device))
-        moment = lambda place, *ops: sum(fullest(place, [Action(op, 0, 0) for op in ops], positions, device))
-        _, three_layers, *_ = places
+        units = [(place, of_stage(place, stage, positions, device)) for place, stage in zip(places, UNITS, strict=True)]
+        moment = lambda unit, *ops: sum(fullest_of(unit[0], {0: unit[1]}, [Action(op, 0, 0) for op in ops]))
+        _, three_layers, *_ = units
         twice = moment(three_layers, Op.F, Op.I, Op.F, Op.I) - moment(three_layers, Op.F, Op.I)
         return Kept(
-            kept=Law.of(kept, places),
-            passing=Law.of(lambda place: moment(place, Op.F, Op.B) - kept(place), places),
+            kept=Law.of(lambda unit: float(unit[1].kept), units),
+            passing=Law.of(lambda unit: moment(unit, Op.F, Op.B) - unit[1].kept, units),
             owed=twice / 3,
             received=Sizes(run).transferred if run.plan.pp > 1 else 0,
         )

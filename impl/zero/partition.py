@@ -2,6 +2,7 @@
 
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Literal, NamedTuple
 
 from impl.plan import Plan
@@ -124,7 +125,7 @@ class BucketLayout:
     kind: Kind = "whole"
     """Kind of the bucket's `Division`."""
 
-    @property
+    @cached_property
     def slice_size(self) -> int:
         return _padded(self.slots[-1].stop, self.ranks * ALIGNMENT) // self.ranks
 
