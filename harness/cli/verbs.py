@@ -309,7 +309,8 @@ def prepare(
 
     Args:
         text: A text file, a .jsonl file (.gz, .xz) with a `text` field, a folder of such, or hf:NAME from the hub.
-        tokenizer: byte, amino (of FASTA, or a protein a line), gpt2:VOCAB,MERGES (files), bpe:SIZE (trained on it).
+        tokenizer: byte, amino (of FASTA, or a protein a line), gpt2:VOCAB,MERGES (files), hf:FOLDER (with
+            tokenizer.json), bpe:SIZE (trained on it).
         out: The folder to write.
         valid: Text to validate on; without it the tail of the training text is kept apart.
         valid_fraction: How much of the text that tail is.

@@ -1,18 +1,30 @@
-"""Make the tokenizer that a specification names: bytes, amino acids, GPT-2's, or a byte-pair encoding of a text."""
+"""Make the tokenizer that a specification names: bytes, amino acids, that of weights, or a BPE trained on a text."""
 
 import json
 from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
-from impl.data.tokenizer import END_OF_TEXT, AminoTokenizer, BytePairTokenizer, ByteTokenizer, Tokenizer
+from impl.data.tokenizer import (
+    END_OF_TEXT,
+    TOKENIZER_FILE,
+    AminoTokenizer,
+    BytePairTokenizer,
+    ByteTokenizer,
+    LibraryTokenizer,
+    Tokenizer,
+)
 from impl.errors import InputError, in_one_line
 from impl.files import read_bytes, read_text
 
-VALID_SPECS = "byte, amino, gpt2:VOCAB,MERGES (GPT-2's encoder.json and vocab.bpe), bpe:VOCAB_SIZE"
+VALID_SPECS = (
+    "byte, amino, gpt2:VOCAB,MERGES (GPT-2's encoder.json and vocab.bpe), hf:FOLDER (as transformers saves it), "
+    "bpe:VOCAB_SIZE"
+)
+HF_FILES = TOKENIZER_FILE, "tokenizer_config.json"
 SMALLEST_BPE = 257
 LARGEST_BPE = 2**20
 LONGEST_WORD = 2**13
@@ -32,7 +44,7 @@ class TokenizerSpec(NamedTuple):
 
 
 def parse(spec: str) -> TokenizerSpec:
-    """Parse `byte`, `amino`, `gpt2:VOCAB,MERGES` or `bpe:VOCAB_SIZE`.
+    """Parse `byte`, `amino`, `gpt2:VOCAB,MERGES`, `hf:FOLDER` or `bpe:VOCAB_SIZE`.
 
     Raises:
         InputError: another kind, a missing file, or a vocabulary size out of range.
@@ -48,6 +60,11 @@ def parse(spec: str) -> TokenizerSpec:
             if not path.is_file():
                 raise InputError(f"tokenizer {spec}: no file {path}; valid: gpt2:VOCAB,MERGES")
         return TokenizerSpec(lambda texts=(): _read_gpt2(vocab, merges))
+    if kind == "hf" and value:
+        for path in (files := [Path(value) / name for name in HF_FILES]):
+            if not path.is_file():
+                raise InputError(f"tokenizer {spec}: no file {path}; valid: a folder with {' and '.join(HF_FILES)}")
+        return TokenizerSpec(lambda texts=(): _read_hf(*files))
     if kind == "bpe" and value.isdecimal() and len(value) < 20:
         if not SMALLEST_BPE <= int(value) <= LARGEST_BPE:
             raise InputError(f"tokenizer {spec}: vocabulary sizes from {SMALLEST_BPE} to {LARGEST_BPE} are valid")
@@ -75,6 +92,26 @@ def _read_gpt2(vocab_file: Path, merges_file: Path) -> Tokenizer:
             case _:
                 raise InputError(f"{merges_file}, line {number}: not two tokens with a space between them")
     return BytePairTokenizer("gpt2", vocab, merges)
+
+
+def _read_hf(described: Path, config: Path) -> Tokenizer:
+    """Return the tokenizer of a folder that transformers wrote; its end of text, or of a sentence, ends documents."""
+    end = (content := _object(config)).get("eos_token") or content.get("sep_token")
+    if isinstance(end, dict):  # with how it is matched
+        end = end.get("content")
+    if not isinstance(end, str):
+        raise InputError(f"{config} has no eos_token and no sep_token; valid: one, which ends documents")
+    try:
+        return LibraryTokenizer(_object(described), end)
+    except InputError as error:
+        raise InputError(f"{described.parent}: {error}") from None
+
+
+def _object(path: Path) -> dict[str, Any]:
+    try:
+        return TypeAdapter(dict[str, Any]).validate_json(read_bytes(path))
+    except ValidationError as error:
+        raise InputError(f"{path} is no JSON object: {in_one_line(error)}") from None
 
 
 def _train(vocab_size: int, texts: Iterable[str] = ()) -> Tokenizer:

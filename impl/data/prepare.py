@@ -10,7 +10,7 @@ import numpy as np
 
 from impl.data.make_tokenizer import parse
 from impl.data.text import Sequences, Text, open_texts
-from impl.data.tokenizer import Tokenizer
+from impl.data.tokenizer import WORD_ENDS, Tokenizer
 from impl.data.tokens import SPLITS, Manifest, SourceText, SplitName
 from impl.data.writing import SplitWriter, check_replaceable, new_token_folder
 from impl.errors import InputError
@@ -19,11 +19,6 @@ PIECE_CHARS = 2**15
 BATCH_CHARS = 2**21
 PIECE_COST = 64
 """Characters added to the cost of each piece, so that memory stays bounded for many short documents too."""
-
-# No word of GPT-2's splitting crosses the border between a character that is not whitespace and a space or newline:
-# all of them stop before whitespace, and none looks back. So pieces encode as the whole text does.
-# Trailing whitespace is not cut off: each piece has a word.
-_CUT = re.compile(r"(?<=\S)(?=[ \n]\s*\S)")
 
 Documents = Callable[[], Iterator[tuple[SplitName, str]]]
 
@@ -72,15 +67,14 @@ def prepare(
         return writer.finish(rule, sources)
 
 
-def pieces(document: str, chars: int = PIECE_CHARS) -> Iterator[str]:
-    """Yield the document in pieces of at least `chars` characters, cut only where a word of GPT-2's splitting ends.
+def pieces(document: str, chars: int = PIECE_CHARS, cuts: re.Pattern[str] | None = WORD_ENDS) -> Iterator[str]:
+    """Yield the document in pieces of at least `chars` characters, cut only where a tokenizer allows it: see `cuts`.
 
-    A cut lies between a character that is not whitespace and a space or newline after it. Joined, the pieces are
-    the document; encoded one by one and joined, they are its tokens.
+    Joined, the pieces are the document; encoded one by one and joined, they are its tokens.
     """
     start = 0
     while start < len(document):
-        cut = _CUT.search(document, start + chars)
+        cut = cuts.search(document, start + chars) if cuts else None
         end = cut.start() if cut else len(document)
         yield document[start:end]
         start = end
@@ -102,7 +96,7 @@ def _encode(
 
     for split, document in documents:
         writers[split].count_document(bytes=len(document.encode()), words=len(document.split()))
-        for piece in pieces(document):
+        for piece in pieces(document, cuts=encoder.cuts):
             batch.append((split, piece))
             weight += len(piece) + PIECE_COST
             if weight >= BATCH_CHARS:
@@ -141,9 +135,9 @@ def _tail_split(texts: list[Text], fraction: float) -> Documents:
 
 def whitespace_cut(document: str, at: int) -> int | None:
     """Return the first position from `at` on (else the last before) where a document may be cut; None: one word."""
-    if after := _CUT.search(document, at):
+    if after := WORD_ENDS.search(document, at):
         return after.start()
-    return max((cut.start() for cut in _CUT.finditer(document)), default=None)
+    return max((cut.start() for cut in WORD_ENDS.finditer(document)), default=None)
 
 
 def _check_sizes(documents: Documents, text: str, valid: str | None) -> dict[SplitName, int]:

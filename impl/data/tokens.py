@@ -18,7 +18,7 @@ from impl.fields import CHECKED
 from impl.files import read_bytes
 
 MANIFEST_FILE = "manifest.json"
-HOW_TO_MAKE = "make one: lmscale prepare --text FILE|DIR|hf:NAME --tokenizer byte|amino|gpt2:...|bpe:N --out DIR"
+HOW_TO_MAKE = "make one: lmscale prepare --text FILE|DIR|hf:NAME --tokenizer byte|amino|gpt2:...|hf:...|bpe:N --out DIR"
 
 SplitName = Literal["train", "valid"]
 SPLITS: tuple[SplitName, ...] = ("train", "valid")

@@ -1,6 +1,7 @@
 """Preparing: the folder holds the text, split by its rule; bad input writes nothing."""
 
 import json
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -119,7 +120,7 @@ def test_batches_of_any_size_give_the_same_file(tmp_path: Path, monkeypatch: pyt
     text = write_jsonl(tmp_path / "t.jsonl", ["some words of text " * 40, "b c", "d e f " * 30])
     whole = prepare(text, "bpe:300", tmp_path / "a")
     monkeypatch.setattr(prepare_module, "BATCH_CHARS", 1)
-    monkeypatch.setattr(pieces, "__defaults__", (7,))
+    monkeypatch.setattr(prepare_module, "pieces", partial(pieces, chars=7))
     assert prepare(text, "bpe:300", tmp_path / "b") == whole
 
 
