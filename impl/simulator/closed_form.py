@@ -8,7 +8,7 @@ Letters: m microbatches, p pipeline ranks, v chunks of each. Ranks are of three 
 fullest of them) and the last. Shapes: a column has a number for each plan, [n]; a quantity of ranks [3, n], by kind.
 """
 
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, TypeVar
@@ -194,6 +194,7 @@ class ClosedForm:
         units, sizes, buffers = _units(alone, self.vocab_size, system.device.kind)
         _, between, first, last, whole = (gathered * each.weight + held * each.gradient for gathered, held in buffers)
         first, last = (max(between, end if pp > 1 else whole) for end in (first, last))
+        units, sizes = needed(pp, units), needed(pp, sizes)
         return Held(
             reducing=Law.of(lambda unit: seconds_of(system, run, unit), units),
             summing=Law.of(lambda unit: seconds_of(system, run, unit, of_replicas=True), units),
@@ -209,8 +210,10 @@ class ClosedForm:
     def _kept(self, run: Run) -> Kept:
         run = self.system.with_scores(_with_one_microbatch(run))
         positions, device = self.positions, self.system.device.kind
-        places = [Place(run, self.vocab_size, 0, (stage,) * run.plan.pp) for stage in UNITS]
-        units = [(place, of_stage(place, stage, positions, device)) for place, stage in zip(places, UNITS, strict=True)]
+        alone = [
+            (Place(run, self.vocab_size, 0, (stage,) * run.plan.pp), stage) for stage in needed(run.plan.pp, UNITS)
+        ]
+        units = [(place, of_stage(place, stage, positions, device)) for place, stage in alone]
         moment = lambda unit, *ops: sum(fullest_of(unit[0], {0: unit[1]}, [Action(op, 0, 0) for op in ops]))
         _, three_layers, *_ = units
         twice = moment(three_layers, Op.F, Op.I, Op.F, Op.I) - moment(three_layers, Op.F, Op.I)
@@ -326,6 +329,11 @@ class ClosedForm:
             parts_of(BETWEEN, np.minimum(p - 1, 1), between),
             parts_of(LAST, 0 * p, np.where(v > 1, 4, 1)),
         ]
+
+
+def needed(pp: int, units: Sequence[T]) -> Sequence[T]:
+    """Return those of UNITS whose quantities a `Law` is used with: without a pipeline, or with one of several ranks."""
+    return [*units[:2], *(units[2:4] if pp > 1 else units[4:])]
 
 
 @lru_cache(maxsize=4096)

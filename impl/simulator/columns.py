@@ -50,8 +50,9 @@ class Law(NamedTuple):
 
     @classmethod
     def of(cls, quantity: Callable[[U], float], units: Sequence[U]) -> "Law":
-        """Return the law of a quantity that is known of UNITS."""
-        one, more, first, last, whole = map(quantity, units)
+        """Return the law of a quantity that is known of UNITS, or of `needed` ones: the others are not used."""
+        one, more, *ends = map(quantity, units)
+        first, last, whole = {1: [one, one, *ends], 2: [*ends, one], 3: ends}[len(ends)]
         return cls((more - one) / 2, one, first, last, whole)
 
     def at(self, ranks: Ranks) -> Array:
