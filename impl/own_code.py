@@ -4,6 +4,8 @@ Installed packages offer them in groups of entry points, `lmscale.schedules` and
 the user names, on the command line or in code, is executed.
 """
 
+import contextlib
+import hashlib
 import importlib
 import importlib.util
 from collections.abc import Callable, Iterable
@@ -45,8 +47,31 @@ def trust_code_of(run: "Run") -> None:
 
 def code_of(run: "Run") -> list[str]:
     """Return the names of a run's schedule and norm placement that are not packaged."""
+    return [*_named(run).values()]
+
+
+def _named(run: "Run") -> dict[str, str]:
     schedule, placement = run.plan.schedule, run.model.norm_placement
-    return [schedule] * (not is_packaged(schedule)) + [placement] * (placement not in PLACEMENTS)
+    named = {"plan.schedule": schedule} if not is_packaged(schedule) else {}
+    return named | ({"model.norm_placement": placement} if placement not in PLACEMENTS else {})
+
+
+def hashes(run: "Run") -> dict[str, str]:
+    """Return the SHA-256 of the file that each of `code_of` stands in, by name; of trusted code alone."""
+    found = {}
+    for field, name in _named(run).items():
+        where = _where(field, name).partition(":")[0]
+        with contextlib.suppress(ImportError, OSError, ValueError):  # none, or a module without a file
+            if not where.endswith(".py") and name in _trusted:  # a package around it is imported
+                where = str((found_at := importlib.util.find_spec(where)) and found_at.origin)
+            found[name] = hashlib.sha256(Path(where).read_bytes()).hexdigest()
+    return found
+
+
+def _where(field: str, name: str) -> str:
+    """Return `module:name` or `FILE.py:name` of a name, which may be an entry point's."""
+    entry = None if ":" in name else offered(FIELDS[field]).get(name)
+    return entry.value if entry else name
 
 
 def trust_words(words: Iterable[str]) -> None:
@@ -84,8 +109,7 @@ def load(field: str, name: str, packaged: Iterable[str], check: Callable[[Any], 
     Raises:
         InputError: there is no such object, it is not trusted, or its module fails.
     """
-    entry = None if ":" in name else offered(FIELDS[field]).get(name)
-    where, _, attribute = (entry.value if entry else name).partition(":")
+    where, _, attribute = _where(field, name).partition(":")
     if not attribute:
         raise InputError(unknown(f"{field} {name!r} does not exist", name, field, packaged, also))
     if name not in _trusted:

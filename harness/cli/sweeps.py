@@ -19,10 +19,12 @@ from harness.launch.trackers import Trackers, tracker_names
 from harness.predict.systems import load_system
 from harness.rank import torchrun
 from harness.rank.devices import gpu_count
+from harness.records.record import Record
 from harness.records.store import FINISHED, Store
 from harness.records.writable import require_writable
 from impl.data.config import EMBEDDED
 from impl.errors import InputError
+from impl.own_code import code_of, hashes
 from impl.run import Run
 from impl.simulator.system import System
 
@@ -117,20 +119,33 @@ def refusals(points: Sequence[Point], store: Store, datasets: Datasets, options:
     """Return why each point cannot run here if none can, else an empty dict.
 
     Raises:
-        InputError: a finished record is of another text than is in its token folder now, next to which it would stand.
+        InputError: a finished record, next to which a point would stand, is of another text than is in its token folder
+            now, or of other code of the user's own than is in its file now.
     """
-    for run in (point.run for point in points if point.run.data.dataset not in EMBEDDED):
-        record = store.read(run.id) if store.path(run.id).exists() else None
-        if record is None or record.status not in FINISHED or record.resolved.data is None:
-            continue
-        try:
-            now = datasets.open(run.data.dataset).sha256
-        except InputError:  # why the point cannot run is said elsewhere
-            continue
-        if (then := record.resolved.data.sha256) not in (None, now):
-            of = f"{run.data.dataset} is dataset {now[:12]}, but {store.path(run.id)} is of dataset {then:.12}"
-            raise InputError(f"{of}; valid: that text again, or a folder of its own for this one, with --out")
+    for run in (point.run for point in points):
+        made_elsewhere = run.data.dataset not in EMBEDDED or code_of(run)
+        record = store.read(run.id) if made_elsewhere and store.path(run.id).exists() else None
+        if record is not None and record.status in FINISHED and (other := _other_input(run, record, datasets)):
+            what, then = other
+            of = f"{what}, but {store.path(run.id)} is of {then:.12}"
+            raise InputError(f"{of}; valid: that again, or a folder of its own for this one, with --out")
     return none_can_run(points, store, datasets, options)
+
+
+def _other_input(run: Run, record: Record, datasets: Datasets) -> tuple[str, str] | None:
+    """Return what a run would read now, and the hash of what its record was made of, if they differ."""
+    made_by = record.environment.own_code or {}
+    for name, now in hashes(run).items():
+        if (then := made_by.get(name, now)) != now:
+            return f"{name} is code {now[:12]}", then
+    if run.data.dataset in EMBEDDED or record.resolved.data is None:
+        return None
+    try:
+        now = datasets.open(run.data.dataset).sha256
+    except InputError:  # why the point cannot run is said elsewhere
+        return None
+    then = record.resolved.data.sha256
+    return (f"{run.data.dataset} is dataset {now[:12]}", then) if then not in (None, now) else None
 
 
 def synthetic_cache(store: Store) -> Path:

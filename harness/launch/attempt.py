@@ -25,6 +25,7 @@ from harness.records.environment import CODE
 from harness.records.record import Record
 from harness.records.store import FINISHED, Document, Store
 from impl.errors import in_one_line
+from impl.own_code import hashes
 from impl.run import Run, to_dict
 from impl.simulator.system import System
 
@@ -138,7 +139,7 @@ def orders(
         device=site.device,
         data=data.path.resolve(),
         data_summary=summary(data, run.data.dataset),
-        environment=environment,
+        environment=environment | ({"own_code": own} if (own := hashes(run)) else {}),
         code=CODE,
         folder=Path.cwd(),
         submitted=time.time(),

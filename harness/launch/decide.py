@@ -15,6 +15,7 @@ from harness.rank.slurm_queue import log_lines
 from harness.records.parts import Head
 from harness.records.record import Record
 from harness.records.store import FINISHED, Document
+from impl.own_code import hashes
 
 LIFE_SECONDS = 60.0
 """Longest time without a sign of life from live ranks, which write one every few seconds."""
@@ -60,9 +61,9 @@ def decide(
 
 
 def is_same_code(record: Record, environment: Document) -> bool:
-    """Return True if a record was made by the code of this environment; False if that is not known."""
+    """Return True if a record was made by the code of this environment and the user's own; False if not known."""
     here, made_by = environment.get("git"), record.environment.git
-    if not here or made_by is None:
+    if not here or made_by is None or (record.environment.own_code or {}) != hashes(record.run):
         return False
     return (made_by.commit, made_by.diff_sha256) == (here["commit"], here.get("diff_sha256"))
 

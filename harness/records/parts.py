@@ -289,6 +289,8 @@ class Environment:
     packages: dict[str, str] | None = None
     variables: dict[str, str] | None = None
     git: Git | None = None
+    own_code: dict[str, str] | None = None
+    """SHA-256 of the files of a schedule or norm placement of the user's own, by name; None without any."""
 
 
 @dataclass(config=READ, slots=True)

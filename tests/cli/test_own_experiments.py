@@ -9,6 +9,7 @@ import pytest
 from harness.experiment.loading import experiment_ids, load
 from harness.records.store import Store
 from impl.data.tokens import TokenFolder
+from impl.own_code import hashes
 from tests.harness.calls import call, refused
 from tests.harness.made_up_records import changed, document, record_of
 
@@ -79,6 +80,32 @@ def test_runs_of_another_text_in_the_same_folder_are_not_mixed(own: Path, tmp_pa
     for options in ((), ("--dry-run",)):
         assert f"tokens is dataset {now[:12]}, but runs/texts" in refused("run", "texts_in_a_test", *options)
     assert call("run", "texts_in_a_test", "--dry-run", "--out", "others").status == 0
+
+
+NORMS = "from impl.model.norm_placement import NormPlacement\n"
+PLACED = '''"""Does a placement of my own train?"""
+from harness.experiment.kit import Experiment, Recipe, Run, named
+from dataclasses import replace
+
+model = replace(named("gpt-0.5m"), num_layers=1, norm_placement="own_norms_in_a_test.py:mine")
+EXPERIMENT = Experiment(runs=[Run(model=model, train=Recipe(steps=1))])
+'''
+
+
+def test_code_of_ones_own_that_has_changed_is_not_mixed(own: Path, tmp_path: Path) -> None:
+    (own / "edited_in_a_test.py").write_text(PLACED)
+    path = Path("own_norms_in_a_test.py")
+    path.write_text(NORMS + "mine = NormPlacement(final=True)\n")
+    assert call("run", "edited_in_a_test", "--dry-run").status == 0
+    (run,) = load("edited_in_a_test").runs["smoke"]
+    made = document(changed(record_of(run, tier="smoke"), experiment="edited_in_a_test"))
+    made["environment"]["own_code"] = hashes(run)
+    Store(tmp_path / "runs", "edited_in_a_test", "smoke").write(made)
+    assert call("run", "edited_in_a_test", "--dry-run").status == 0
+    path.write_text(NORMS + "mine = NormPlacement(final=True, embedding=True)\n")
+    for options in ((), ("--dry-run",)):
+        assert "own_norms_in_a_test.py:mine is code " in refused("run", "edited_in_a_test", *options)
+    assert call("run", "edited_in_a_test", "--dry-run", "--out", "others").status == 0
 
 
 def test_claims_say_when_none_is_judged_by_ones_own_records(own: Path, tmp_path: Path) -> None:

@@ -98,7 +98,8 @@ def test_code_is_the_same_if_commit_and_changes_are():
     assert is_same_code(at("a"), code("a"))
     assert is_same_code(at("a", "x"), code("a", "x"))
     unknown = changed(record(), environment={"git": None})
-    for other in (at("b"), at("a", "x"), unknown, changed(record(), environment={})):
+    own = changed(record(), environment=code("a") | {"own_code": {"mine.py:of_a_run_without_it": "0"}})
+    for other in (at("b"), at("a", "x"), unknown, own, changed(record(), environment={})):
         assert not is_same_code(other, code("a"))
     assert not is_same_code(unknown, {"git": None}), "nobody knows"
 
