@@ -8,13 +8,13 @@ from typing import Any, NamedTuple
 
 from pydantic import TypeAdapter, ValidationError
 
+from impl.data.library_tokenizer import LibraryTokenizer
 from impl.data.tokenizer import (
     END_OF_TEXT,
     TOKENIZER_FILE,
     AminoTokenizer,
     BytePairTokenizer,
     ByteTokenizer,
-    LibraryTokenizer,
     Tokenizer,
 )
 from impl.errors import InputError, in_one_line

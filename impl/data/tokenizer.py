@@ -1,10 +1,10 @@
-"""Text to token ids and back: UTF-8 bytes, amino acids, byte-level BPE, or what the library `tokenizers` describes."""
+"""Text to token ids and back: UTF-8 bytes, amino acids, or byte-level BPE."""
 
 import hashlib
 import json
 import re
 from abc import ABC, abstractmethod
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,12 +18,10 @@ END_OF_TEXT = "<|endoftext|>"
 TOKENIZER_FILE = "tokenizer.json"
 AMINO_ACIDS = "ACDEFGHIKLMNPQRSTVWYBOUXZ"
 """One-letter codes (IUPAC-IUB 1983) of the 20 standard amino acids, then of B, O, U, X and Z, rare or not known."""
+
 # No word of GPT-2's splitting crosses the border between a character that is not whitespace and a space or newline:
 # all of them stop before whitespace, and none looks back. Trailing whitespace is not cut off: each piece has a word.
 WORD_ENDS = re.compile(r"(?<=\S)(?=[ \n]\s*\S)")
-BEFORE_SPACES = re.compile(r"(?<=\S)(?= \s*\S)")
-"""Where no word ends of a splitting that leaves newlines with the punctuation before them, as Llama 3's does."""
-PROBE = "It's 12 345,678 ab.\n\n  cd;\t(ef) \u00e9t\u00e9 \u65e5\u672c \U0001f600\n gh -- ij  kl 'mn'. \n\nop"
 
 
 class Tokenizer(ABC):
@@ -74,6 +72,8 @@ class Tokenizer(ABC):
             if content["kind"] in ("byte", "amino"):
                 return ByteTokenizer() if content["kind"] == "byte" else AminoTokenizer()
             if content["kind"] == "tokenizers":
+                from impl.data.library_tokenizer import LibraryTokenizer  # for few texts
+
                 return LibraryTokenizer(content["file"], content["end"])
             return BytePairTokenizer(content["name"], content["vocab"], [tuple(m) for m in content["merges"]])
         except FileNotFoundError:
@@ -168,40 +168,3 @@ class BytePairTokenizer(Tokenizer):
     def _content(self) -> dict[str, Any]:
         vocab = dict(sorted(self._vocab.items(), key=lambda item: item[1]))
         return {"kind": "byte-level BPE", "vocab": vocab, "merges": [list(m) for m in self._merges]}
-
-
-class LibraryTokenizer(Tokenizer):
-    """Tokenizer that a `tokenizer.json` of the library `tokenizers` describes: Llama's, GPT-NeoX's, BERT's.
-
-    What such a file puts around a text, as a token where it begins, is left out. A text comes back as far as the
-    file lets it: BERT's has lost case and spaces.
-
-    Raises:
-        InputError: the file describes no tokenizer, or the vocabulary lacks the token that ends a document.
-    """
-
-    def __init__(self, described: Mapping[str, Any], end: str) -> None:
-        from tokenizers import Tokenizer as Engine
-
-        self._described, self._end = {**described, "truncation": None, "padding": None}, end
-        try:
-            self._engine = Engine.from_str(json.dumps(self._described))
-        except Exception as error:  # the library raises bare Exception
-            raise InputError(f"tokenizer.json describes no tokenizer: {error}") from None
-        ids = self._engine.get_vocab(with_added_tokens=True)
-        if end not in ids:
-            raise InputError(f"{end!r}, which is to end documents, is not in the vocabulary of tokenizer.json")
-        self._engine.encode_special_tokens = True  # as the text that they are
-        self.name, self.vocab_size, self.eot = type(self._engine.model).__name__, max(ids.values()) + 1, ids[end]
-        whole, *parts = self.encode_batch([PROBE, *BEFORE_SPACES.split(PROBE)])
-        self.cuts = BEFORE_SPACES if np.array_equal(np.concatenate(parts), whole) else None
-
-    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        encodings = self._engine.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [np.array(encoding.ids, np.uint32) for encoding in encodings]
-
-    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        return self._engine.decode([int(i) for i in ids], skip_special_tokens=False)
-
-    def _content(self) -> dict[str, Any]:
-        return {"kind": "tokenizers", "end": self._end, "file": self._described}
