@@ -5,6 +5,7 @@ import json
 import math
 import statistics
 from collections.abc import Callable, Iterator
+from functools import partial
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -164,9 +165,11 @@ def by(key: str, experiment: str, of: Callable[[Document], float] = flop_rate, *
     return [found[value] for value in sorted(found)]
 
 
-def falls_with_size(name: str, unit: str) -> list[float]:
+def falls_with_size(
+    name: str, unit: str, experiment: str = "megatron2019/model_size_perplexity", **wanted: object
+) -> list[float]:
     """Return the one-sided p that a loss does not fall with the parameters, both as logarithms, over all runs."""
-    every = records("megatron2019/model_size_perplexity")
+    every = records(experiment, **wanted)
     sizes = [math.log(one["resolved"]["parameters"]) for one in every]
     losses = [math.log(last(one, name)["nats"] / last(one, name)[unit]) for one in every]
     found: Any = stats.linregress(sizes, losses, alternative="less")
@@ -303,6 +306,15 @@ SURE: dict[tuple[str, str], Callable[[], list[float]]] = {
     ("megatron2019/model_size_perplexity", "the loss of LAMBADA's last words falls with model size"): lambda: (
         falls_with_size("lambada", "words")
     ),
+    **{
+        ("ours/perplexity_by_size", f"with enough text, the loss of {what} falls with model size"): partial(
+            falls_with_size, name, unit, "ours/perplexity_by_size", train__steps=6100
+        )
+        for name, unit, what in (
+            ("books.test.txt", "tokens", "held-out books"), ("wikitext2.test.txt", "bytes", "WikiText-2"),
+            ("lambada", "words", "LAMBADA's last words"),
+        )
+    },
     ("megatron2019/tensor_parallel_scaling",
      "efficiency falls with the tensor-parallel degree while the model grows with it"): efficiency_of_shared_layers,
     ("korthikanti2022/activation_recomputation",
