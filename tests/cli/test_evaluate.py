@@ -1,6 +1,7 @@
 """The verb `evaluate`: a checkpoint of any layout, by our own path and by lm-evaluation-harness; bad input."""
 
 import json
+import math
 from collections.abc import Callable
 from dataclasses import replace
 from importlib.util import find_spec
@@ -16,6 +17,7 @@ from impl.data.prepare import prepare
 from impl.data.synthetic import SyntheticConfig, write_synthetic
 from impl.data.tokens import TokenFolder
 from impl.detokenize import detokenize
+from impl.downstream import original_tokens
 from impl.evaluation_config import EvaluationConfig
 from impl.mesh import build_mesh
 from impl.model.config import ModelConfig
@@ -24,6 +26,7 @@ from impl.recipe import Recipe
 from impl.run import Run
 from impl.train import Trainer
 from tests.harness.calls import call, document, refused
+from tests.impl.data.library_files import library_files
 from tests.ranks import run_ranks
 
 SEQ_LEN, STEPS = 32, 60
@@ -105,6 +108,31 @@ def test_lm_evaluation_harness_agrees(evaluated: Evaluated, overlap: int) -> Non
     assert accuracy["lm_eval"] == accuracy["ours"]
     # a last window that is not whole has more context there: it predicts a little better, or as well
     assert odd["lm_eval"] == pytest.approx(odd["ours"], rel=2e-2)
+
+
+def test_a_llama_is_evaluated_in_its_own_tokens(tmp_path: Path) -> None:
+    """Word perplexity is that of the model of transformers on its tokenizer's ids, after the end of text."""
+    transformers = pytest.importorskip("transformers")
+    folder = library_files(tmp_path / "hf", "llama-2")
+    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
+    of_model = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
+    config = transformers.LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=64, **of_model)
+    theirs = transformers.LlamaForCausalLM(config).eval()
+    theirs.save_pretrained(folder)
+    text = tmp_path / "text.txt"
+    text.write_text("It's the cat. The cat sat, 12345 (\u65e5\u672c\u8a9e) \u00e9\n")
+    data, weights = tmp_path / "tokens", tmp_path / "ckpt"
+    made = call("prepare", "--text", text, "--valid", text, "--tokenizer", f"hf:{folder}", "--out", data)
+    assert made.status == 0, made.errors
+    assert call("import-hf", "--weights", folder, "--data", data, "--out", weights).status == 0
+    answer = call("evaluate", "--checkpoint", weights, "--data", data, "--texts", text, "--device", "cpu", "--json")
+    (row,) = document(answer.output)["rows"]
+    ids = torch.tensor([tokenizer.encode(text.read_text(), add_special_tokens=False)])
+    ends = torch.full((1, 1), tokenizer.convert_tokens_to_ids("</s>"))
+    logits = theirs(torch.cat([ends, ids[:, :-1]], 1)).logits
+    nats = torch.nn.functional.cross_entropy(logits[0], ids[0], reduction="sum").item()
+    assert len(ids[0]) <= 64
+    assert row["ours"] == pytest.approx(math.exp(nats / original_tokens(text.read_text())), rel=1e-5)
 
 
 @pytest.mark.parametrize(

@@ -1,7 +1,6 @@
 """Weights from transformers give its logits and gradients, in any layout, and go back to the last bit."""
 
 import json
-import math
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
@@ -14,7 +13,6 @@ from torch import Tensor
 
 from harness.cli import hugging_face
 from impl.data.synthetic import SyntheticConfig, write_synthetic
-from impl.downstream import original_tokens
 from impl.errors import InputError
 from impl.hugging_face import config_from, config_to, weights_from, weights_to
 from impl.model.bert import BERT
@@ -27,7 +25,6 @@ from impl.recipe import Recipe
 from impl.run import Run
 from impl.tensor_parallel.group import TensorParallel
 from tests.harness.calls import call, document
-from tests.impl.data.library_files import library_files
 from tests.impl.model.test_models import trunk_output
 from tests.impl.on_ranks import loaded, on_ranks
 
@@ -227,30 +224,6 @@ def test_a_folder_becomes_a_checkpoint_for_any_layout_and_a_folder_again(kind: s
     assert all(torch.equal(a, b) for a, b in zip(theirs.parameters(), again.parameters(), strict=True))
     tokens = torch.randint(1, VOCAB, (1, 12))
     assert torch.equal(again.eval()(tokens).logits, theirs(tokens).logits)
-
-
-def test_a_llama_is_evaluated_in_its_own_tokens(tmp_path: Path) -> None:
-    """Word perplexity is that of the model of transformers on its tokenizer's ids, after the end of text."""
-    folder = library_files(tmp_path / "hf", "llama-2")
-    tokenizer = transformers.PreTrainedTokenizerFast(tokenizer_file=str(folder / "tokenizer.json"))
-    of_model = {"hidden_size": 32, "num_hidden_layers": 2, "num_attention_heads": 4, "intermediate_size": 48}
-    config = transformers.LlamaConfig(vocab_size=len(tokenizer), max_position_embeddings=64, **of_model)
-    theirs = model_of(config, torch.float32)
-    theirs.save_pretrained(folder)
-    text = tmp_path / "text.txt"
-    text.write_text("It's the cat. The cat sat, 12345 (\u65e5\u672c\u8a9e) \u00e9\n")
-    data, weights = tmp_path / "tokens", tmp_path / "ckpt"
-    made = call("prepare", "--text", text, "--valid", text, "--tokenizer", f"hf:{folder}", "--out", data)
-    assert made.status == 0, made.errors
-    assert call("import-hf", "--weights", folder, "--data", data, "--out", weights).status == 0
-    answer = call("evaluate", "--checkpoint", weights, "--data", data, "--texts", text, "--device", "cpu", "--json")
-    (row,) = document(answer.output)["rows"]
-    ids = torch.tensor([tokenizer.encode(text.read_text(), add_special_tokens=False)])
-    ends = torch.full((1, 1), tokenizer.convert_tokens_to_ids("</s>"))
-    logits = theirs(torch.cat([ends, ids[:, :-1]], 1)).logits
-    nats = torch.nn.functional.cross_entropy(logits[0], ids[0], reduction="sum").item()
-    assert len(ids[0]) <= 64
-    assert row["ours"] == pytest.approx(math.exp(nats / original_tokens(text.read_text())), rel=1e-5)
 
 
 WRONG: list[tuple[dict[str, Any], str]] = [
