@@ -169,7 +169,7 @@ EXPERIMENT = Experiment(
               kind="arithmetic"),
         Claim("of grids that divide products alone one with y above 1 sends least", "abstract", sends_less_with_y,
               kind="arithmetic"),
-        claim("steps of grids that the model has later take longer", in_order(step_seconds), about="network"),
+        claim("steps of grids that the model has later take longer", in_order(step_seconds)),
         claim("every rank counts the formula's calls and bytes, to the byte", counted_alike, kind="self-consistency"),
     ),
     table=table_of("volume", "What grids send", SHOWN, lambda records: [o for g in alike(records) for o in g], [
