@@ -49,7 +49,7 @@ def on_ideal_machines(experiment: Experiment, records: Sequence[Record]) -> Iter
 
 
 def _about(one: Idealised) -> str:
-    return one.claim.about or ("no part alone" if one.depends_on_time else "memory or counts")
+    return one.claim.about or ("no part named" if one.depends_on_time else "memory or counts")
 
 
 def null_models_table(found: Sequence[Idealised]) -> Table:
