@@ -2,12 +2,12 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from typing import Any
 
 import numpy as np
 
-from impl.data.tokenizer import Tokenizer
+from impl.data.tokenizer import EngineTokenizer
 from impl.errors import InputError
 
 BEFORE_SPACES = re.compile(r"(?<=\S)(?= \s*\S)")
@@ -16,7 +16,7 @@ PROBE = "It's 12 345,678 ab.\n\n  cd;\t(ef) \u00e9t\u00e9 \u65e5\u672c \U0001f60
 """Text by whose pieces is found whether a tokenizer allows that."""
 
 
-class LibraryTokenizer(Tokenizer):
+class LibraryTokenizer(EngineTokenizer):
     """Tokenizer that a `tokenizer.json` of the library `tokenizers` describes: Llama's, GPT-NeoX's, BERT's.
 
     What such a file puts around a text, as a token where it begins, is left out. A text comes back as far as the
@@ -41,13 +41,6 @@ class LibraryTokenizer(Tokenizer):
         self.name, self.vocab_size, self.eot = type(self._engine.model).__name__, max(ids.values()) + 1, ids[end]
         whole, *parts = self.encode_batch([PROBE, *BEFORE_SPACES.split(PROBE)])
         self.cuts = BEFORE_SPACES if np.array_equal(np.concatenate(parts), whole) else None
-
-    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        encodings = self._engine.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [np.array(encoding.ids, np.uint32) for encoding in encodings]
-
-    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        return self._engine.decode([int(i) for i in ids], skip_special_tokens=False)
 
     def _content(self) -> dict[str, Any]:
         return {"kind": "tokenizers", "end": self._end, "file": self._described}

@@ -134,7 +134,20 @@ def no_amino_acid(text: str) -> str | None:
     return f"{other!r} is no amino acid; valid: {AMINO_ACIDS[:20]}, and B, O, U, X, Z" if other else None
 
 
-class BytePairTokenizer(Tokenizer):
+class EngineTokenizer(Tokenizer):
+    """Tokenizer that an engine of the library `tokenizers` carries out."""
+
+    _engine: Any
+
+    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
+        encodings = self._engine.encode_batch_fast(list(texts), add_special_tokens=False)
+        return [np.array(encoding.ids, np.uint32) for encoding in encodings]
+
+    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
+        return self._engine.decode([int(i) for i in ids], skip_special_tokens=False)
+
+
+class BytePairTokenizer(EngineTokenizer):
     """Byte-level byte-pair encoding with GPT-2's splitting into words (Radford et al. 2019, section 2.2).
 
     Raises:
@@ -153,17 +166,10 @@ class BytePairTokenizer(Tokenizer):
             self._engine = Engine(models.BPE(vocab=vocab, merges=merges))
         except Exception as error:  # the library raises bare Exception
             raise InputError(f"tokenizer {name}: merges do not fit the vocabulary: {error}") from None
-        self._engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)  # pyright: ignore
-        self._engine.decoder = decoders.ByteLevel()  # pyright: ignore
+        self._engine.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=True)
+        self._engine.decoder = decoders.ByteLevel()
         self._vocab, self._merges = vocab, merges
         self.name, self.vocab_size, self.eot = name, len(vocab), vocab[END_OF_TEXT]
-
-    def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:
-        encodings = self._engine.encode_batch_fast(list(texts), add_special_tokens=False)
-        return [np.array(encoding.ids, np.uint32) for encoding in encodings]
-
-    def decode(self, ids: Sequence[int] | np.ndarray) -> str:
-        return self._engine.decode([int(i) for i in ids], skip_special_tokens=False)
 
     def _content(self) -> dict[str, Any]:
         vocab = dict(sorted(self._vocab.items(), key=lambda item: item[1]))
