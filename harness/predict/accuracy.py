@@ -166,14 +166,16 @@ def _notes(results: Sequence[Result]) -> tuple[str, ...]:
         "NVIDIA: eight bits, products split beside their collectives and parameters gathered ahead are laws without a "
         "constant, written with these rows in sight. Two releases measured GPT-3 in fp8 14% apart, on 512 and on 128 "
         "GPUs with as much work each. The rows with context parallelism were predicted before anything was fitted to "
-        "them.",
+        "them. Products that add up gradients, and the H100s' priors of measured products and cores, were taken up "
+        "with all sets on H100s in sight.",
         "InternEvo: the hops of a ring (NCCL's own law), and that its ZeRO-1 broadcasts whole tensors (its code), were "
         "taken up after larger errors on these rows.",
         "Llama 2 7B: that attention reaches less of the peak in short sequences was taken up after larger errors on "
         "these rows (15.2% on average, more than a constant utilization's); its constant is of kernels measured alone.",
         "Experts: how Megatron-Core sends tokens to experts was taken up from its code after larger errors on these "
-        "rows (82% on average in bf16, 31 in fp8); no constant was fitted to a model with experts. Most recipes give "
-        "each expert as many rows.",
+        "rows (82% on average in bf16, 31 in fp8), and then its casts and copies in 8 bits, products that add up "
+        "gradients, and all-to-alls whose parts go on at once (6.2 and 14.9%); no constant was fitted to a model with "
+        "experts. Most recipes give each expert as many rows.",
         "What single laws are worth: laws.md, by `lmscale accuracy --laws`.",
     )
 

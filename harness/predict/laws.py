@@ -61,6 +61,7 @@ LAWS: dict[str, Without] = {
     "split products overlap their collectives (Megatron-Core)": _lacking(splits_products=False),
     "parameters are gathered ahead (Megatron-Core)": _lacking(gathers_ahead=False),
     "stages between the ends fetch no microbatch (Megatron-Core)": _lacking(fetches_at_ends=False),
+    "products add up the weights' gradients (Megatron-Core)": _lacking(fuses_gradients=False),
     "experts get a tensor-parallel rank's own tokens (Megatron-Core)": _lacking(routes_parts=False),
     "ranks wait for the fullest of those that share experts": _lacking(imbalance=1.0),
     SURFACE: lambda one: one,

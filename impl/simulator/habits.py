@@ -32,6 +32,8 @@ class Habits:
     """Whether ZeRO's stage 1 gives each tensor one owner: gradients are all-reduced, and every owner broadcasts."""
     fetches_at_ends: bool = False
     """Whether stages between the model's ends fetch no microbatch: none of its seconds there, whatever its size."""
+    fuses_gradients: bool = False
+    """Whether products of weights' gradients add them to their sum themselves, where that is in fp32."""
     routes_parts: bool = False
     """Whether a sequence-parallel rank sends its own part of the tokens to experts (`impl.simulator.routing`)."""
     imbalance: ShareOfMean | None = None

@@ -89,7 +89,7 @@ def _gradient(run: Run, elements: float) -> float:
 
 def _expert_layer(run: Run, vocab_size: int, _head_positions: int) -> Iterator[Moved]:
     yield from _layer(run, vocab_size, 0, name="experts")
-    sizes, model = Sizes(run), run.model
+    sizes, model = Sizes(run, of_experts=True), run.model
     whole, rows = sizes.activations, sizes.activations * model.choices
     logits = sizes.tokens * model.experts * max(sizes.e, 4)
     yield Moved("softmax", 2 * logits, 3 * logits, where="sent")
@@ -97,8 +97,12 @@ def _expert_layer(run: Run, vocab_size: int, _head_positions: int) -> Iterator[M
     yield Moved("residual", rows + whole, 3 * rows + whole, where="sent")  # their weighted sum
     for _ in range(2 * (run.plan.ep > 1 and model.experts > run.plan.ep)):
         yield Moved("heads", 2 * rows, 2 * rows, where="arrived")  # sorted by expert where they arrive, and back
-    if run.precision == "fp8":  # rows come in 16 bits, whatever wrote them, as do their results' gradients
-        yield Moved("casts", 2 * rows, 2 * (rows - sizes.own), where="arrived")
+    if run.precision == "fp8":
+        # Megatron-Core's experts.py: rows, what their function writes and all their gradients come in 16 bits
+        inner, widened = sizes.inner, sizes.widened
+        yield Moved("casts", 2 * (rows + inner), 2 * (rows - sizes.own + widened), where="arrived")
+        for _ in range(2):  # each expert's rows are copied into whole blocks of 16, and back
+            yield Moved("heads", 2 * rows, 2 * rows, where="arrived")
 
 
 def _layer(run: Run, vocab_size: int, _head_positions: int, name: BlockName = "layer") -> Iterator[Moved]:

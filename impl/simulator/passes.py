@@ -6,7 +6,7 @@ from dataclasses import replace
 from functools import partial
 from typing import NamedTuple
 
-from impl.cost.gemms import Core, Pass
+from impl.cost.gemms import Core, Pass, Product
 from impl.cost.place import Sizes
 from impl.cost.traffic import blocks
 from impl.pipeline.stage import Stage
@@ -61,6 +61,8 @@ def passes(system: System, run: Run, block: Block, *, is_layer: bool) -> Passes:
         from impl.simulator.routing import routed  # for few runs
 
         block = routed(system, run, block)
+    if block.products and _fuses_gradients(system, run):
+        block = block._replace(moved=tuple(one for one in block.moved if one.name != "gradients"))
     degrees = {"tp": plan.x, "heads": run.model.sharing(plan.x)}
     ranks = {over: group(("tp",), adjacent(plan, degree), system) for over, degree in degrees.items()}
     if plan.y > 1:  # x apart
@@ -131,7 +133,16 @@ def stage_passes(system: System, run: Run, each: Mapping[BlockName, Passes], sta
 def _products(system: System, run: Run, block: Block, pass_: Pass) -> float:
     chosen = [p for p in block.products if p.pass_ == pass_]
     kernels = sum(p.count for p in chosen) * system.constant("kernel_seconds")
-    return sum(p.count * float(gemm(system, run.precision, p.m, p.n, p.k, pass_)) for p in chosen) + kernels
+    return sum(p.count * _product(system, run, p) for p in chosen) + kernels
+
+
+def _product(system: System, run: Run, one: Product) -> float:
+    is_sum = one.pass_ == "weight gradient" and _fuses_gradients(system, run)
+    return float(gemm(system, run.precision, one.m, one.n, one.k, one.pass_, is_sum=is_sum))
+
+
+def _fuses_gradients(system: System, run: Run) -> bool:
+    return system.habits.fuses_gradients and run.fp32_gradients
 
 
 def _moved(system: System, run: Run, moved: Iterable[Moved], when: str) -> float:
@@ -153,8 +164,7 @@ def _collectives(
         seconds = float(collective(system, one.op, one.bytes, ranks[one.over]))
         behind = (one.behind if is_hidden else None) or (one.split if system.habits.splits_products else None)
         if behind is not None:
-            computing = gemm(system, run.precision, behind.m, behind.n, behind.k, behind.pass_)
-            seconds = beside(system, seconds, computing)
+            seconds = beside(system, seconds, _product(system, run, behind))
         total += seconds
     return total
 

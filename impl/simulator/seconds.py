@@ -12,7 +12,7 @@ from typing import Any, NamedTuple
 
 import numpy as np
 
-from impl.cost.parameters import ELEMENT_BYTES, OPERAND_BYTES
+from impl.cost.parameters import ELEMENT_BYTES, MASTER_BYTES, OPERAND_BYTES
 from impl.cost.traffic import TRAVELS, Op
 from impl.errors import InputError
 from impl.plan import AXES, Plan
@@ -107,14 +107,19 @@ def larger(a: Size, b: Size) -> Size:
     return (a + b + abs(a - b)) / 2
 
 
-def gemm(system: System, precision: str, m: Size, n: Size, k: Size, pass_: str | None = None) -> Size:
+def gemm(
+    system: System, precision: str, m: Size, n: Size, k: Size, pass_: str | None = None, *, is_sum: bool = False
+) -> Size:
     """Return the seconds of one product [m, k] times [k, n], from its start to its end on the device.
 
     By law: operations at a share of the peak, in whole waves of tiles, each of which is filled and written, overlapped
     with moving the operands' bytes.
+
+    Args:
+        is_sum: whether it is added to a sum in fp32, which is read and written in place of a result of its own.
     """
     known = system.products.get((precision, pass_), system.products.get((precision, None)))
-    return _corrected(partial(_gemm_law, system, precision), known, 3, (m, n, k))
+    return _corrected(partial(_gemm_law, system, precision, is_sum=is_sum), known, 3, (m, n, k))
 
 
 def attention(
@@ -179,12 +184,15 @@ def collective(system: System, op: Op, bytes_: Size, group: Group) -> Size:
 def _hops(system: System, op: Op, nodes: Size, group: Group) -> Size:
     """Return the seconds that a collective takes however few bytes it moves.
 
-    An all-reduce goes up and down a tree: 2 (g - 1) links and 2 log2(nodes) network cards, of g ranks a node. The
-    others go round a ring: n - nodes links and nodes - 1 cards. Source: NCCL's model of its own latencies (tuning.cc).
+    An all-reduce goes up and down a tree: 2 (g - 1) links and 2 log2(nodes) network cards, of g ranks a node. An
+    all-to-all's parts go on at the same time, one hop each. The others go round a ring: n - nodes links and nodes - 1
+    cards. Sources: NCCL's model of its own latencies (tuning.cc); its guide, on point-to-point calls of one group.
     """
     link, nic = system.constant("link_latency"), system.constant("nic_latency")
     if op == "all_reduce":
         return 2 * ((group.per_node - 1) * link + np.log2(nodes) * nic)
+    if op == "all_to_all":
+        return larger((group.per_node > 1) * link, (nodes > 1) * nic)
     return (group.ranks - nodes) * link + (nodes - 1) * nic
 
 
@@ -238,11 +246,14 @@ def _corrected(
     return law(*sizes) * surface.at(ratios, sizes)
 
 
-def _gemm_law(system: System, precision: str, m: Size, n: Size, k: Size) -> Size:
-    processors, fill = system.device.processors, system.constant("gemm_fill")
+def _gemm_law(system: System, precision: str, m: Size, n: Size, k: Size, *, is_sum: bool = False) -> Size:
+    """Return a product's seconds: a tile takes the longer to write the more bytes it has, whatever its operands."""
+    operand = OPERAND_BYTES[precision]
+    written = 2 * MASTER_BYTES[precision] if is_sum else ELEMENT_BYTES[precision]
+    processors, fill = system.device.processors, system.constant("gemm_fill") * written / operand
     operations = 2 * m * n * (k + fill) if processors is None else _busy(m, n, k, fill, processors.value)
     computed = operations / (_peak(system, precision) * system.constant("gemm_efficiency"))
-    bytes_ = (m * k + k * n) * OPERAND_BYTES[precision] + m * n * ELEMENT_BYTES[precision]
+    bytes_ = (m * k + k * n) * operand + m * n * written
     return together(computed, elementwise(system, precision, bytes_))
 
 

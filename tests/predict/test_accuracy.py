@@ -167,7 +167,7 @@ def test_broadcasts_of_whole_tensors_are_what_wide_data_parallelism_costs():
 def test_steps_are_predicted_without_a_law_where_it_concerns_them():
     """What Megatron-Core does is no concern of InternEvo's steps, and NVIDIA's are missed by more without it."""
     nvidia, internevo = case_of("bf16 and fp8, nothing fitted"), case_of("InternLM")
-    (found,) = worths([law for law in LAWS if law.startswith("split products")], [nvidia, internevo])
+    (found,) = worths([law for law in LAWS if law.startswith("parameters are gathered")], [nvidia, internevo])
     assert found.case == nvidia
     assert found.n == 16
     assert found.having == pytest.approx(abs(result_of(nvidia).whole.off).mean())

@@ -42,6 +42,24 @@ def test_a_large_product_takes_its_operations_at_a_share_of_the_peak():
     assert 0.9 < rate / (300e12 * SYSTEM.constant("gemm_efficiency")) < 1
 
 
+@given(st.integers(4096, 30_000), st.integers(4096, 30_000), st.integers(1, 8192))
+def test_a_product_added_to_a_sum_takes_longer_than_alone_and_less_than_with_an_addition_after_it(
+    m: int, n: int, k: int
+):
+    alone, added = (gemm(SYSTEM, "bf16", m, n, k, is_sum=is_sum) for is_sum in (False, True))
+    addition = elementwise(SYSTEM, "bf16", (2 + 4 + 4) * m * n) + SYSTEM.constant("kernel_seconds")
+    assert alone < added < alone + addition
+
+
+def test_tiles_take_as_long_to_write_with_operands_of_8_bits_as_with_16():
+    """They halve the time of a depth of k and not that of filling and writing."""
+    fill, peaks = SYSTEM.constant("gemm_fill"), DOCUMENT["device"]["peak_flops"]
+    twice = peaks | {"fp8": {"value": 2 * peaks["bf16"]["value"], "source": "made up"}}
+    system = System.from_dict({**DOCUMENT, "device": DOCUMENT["device"] | {"peak_flops": twice}})
+    fast, slow = (gemm(system, precision, 16384, 16384, 16384) for precision in ("fp8", "bf16"))
+    assert fast / slow == pytest.approx((16384 + 2 * fill) / (16384 + fill) / 2, rel=0.01)
+
+
 def test_a_wave_that_is_barely_begun_costs_more_than_its_work():
     full, begun = (gemm(SYSTEM, "bf16", 256 * tiles, 1280, 4096) for tiles in (10, 11))
     assert begun / full > 1.25
@@ -93,6 +111,12 @@ def test_a_small_all_reduce_goes_through_a_tree_and_others_round_a_ring():
         assert collective(SYSTEM, op, 0, wide) == pytest.approx(28 * link + 3 * card)
     for op in ("all_gather", "broadcast"):
         assert collective(SYSTEM, op, 0, Group(8, 8, 1)) == pytest.approx(7 * link)
+
+
+def test_the_parts_of_an_all_to_all_go_on_at_the_same_time():
+    link, card = SYSTEM.constant("link_latency"), SYSTEM.constant("nic_latency")
+    for ranks, hop in ((Group(8, 8, 1), link), (Group(32, 8, 1), card), (Group(128, 1, 8), card)):
+        assert collective(SYSTEM, "all_to_all", 0, ranks) == pytest.approx(hop)
 
 
 def test_groups_lie_where_the_mesh_puts_them():

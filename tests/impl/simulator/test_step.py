@@ -155,6 +155,13 @@ def test_what_software_does_at_once_is_never_slower(run: Run, habit: str):
     assert seconds(run, able) <= seconds(run) * (1 + 1e-9)
 
 
+def test_products_that_add_up_gradients_in_fp32_save_their_addition():
+    able = replace(SYSTEM, habits=replace(SYSTEM.habits, fuses_gradients=True))
+    half, whole = (replace(run_of(), fp32_gradients=is_whole) for is_whole in (False, True))
+    assert seconds(whole, able) < seconds(whole)
+    assert seconds(half, able) == seconds(half)
+
+
 def test_eight_bits_make_layers_products_faster_and_nothing_else():
     peaks = SYSTEM.device.peak_flops
     twice = replace(peaks["bf16"], value=2 * peaks["bf16"].value)
