@@ -27,7 +27,7 @@ from impl.simulator.columns import Array, Held, Hops, Kept, Law, Ranks, Size, Wo
 from impl.simulator.operations import LAYERS, BlockName, block, names_of
 from impl.simulator.passes import Passes, passes, stage_passes
 from impl.simulator.plans import DEFAULTS, FLAGS, NAMES, Plans, run_of, value_of
-from impl.simulator.reduction import States, beyond, blocks_of, ends_seconds, seconds_of, sharded, states, update
+from impl.simulator.reduction import States, beyond, blocks_of, ends_seconds, moving, sharded, states, update
 from impl.simulator.step import stages_of, transfer_seconds
 from impl.simulator.system import System
 
@@ -191,14 +191,14 @@ class ClosedForm:
     def _states(self, run: Run) -> Held:
         system, pp, each = self.system, run.plan.pp, parameter_bytes(run)
         alone = _with_one_microbatch(replace(run, plan=replace(run.plan, pp=1)))
-        units, sizes, buffers = _units(alone, self.vocab_size, system.device.kind)
-        _, between, first, last, whole = (gathered * each.weight + held * each.gradient for gathered, held in buffers)
-        first, last = (max(between, end if pp > 1 else whole) for end in (first, last))
-        units, sizes = needed(pp, units), needed(pp, sizes)
+        units, sizes, buffers = _units(alone, self.vocab_size, system.device.kind, needed(pp, UNITS))
+        _, between, *ends = (gathered * each.weight + held * each.gradient for gathered, held in buffers)
+        first, last = (max(between, end) for end in (ends[0], ends[-1]))
+        moved = [moving(system, run, unit) for unit in units]
         return Held(
-            reducing=Law.of(lambda unit: seconds_of(system, run, unit), units),
-            summing=Law.of(lambda unit: seconds_of(system, run, unit, of_replicas=True), units),
-            gathering=Law.of(lambda unit: seconds_of(system, run, unit, reducing=False), units),
+            reducing=Law.of(lambda one: one.reducing, moved),
+            summing=Law.of(lambda one: one.summing, moved),
+            gathering=Law.of(lambda one: one.gathering, moved),
             updating=Law.of(lambda unit: update(system, run, unit), units),
             parameters=Law.of(lambda at: at[0], sizes),
             gradients=Law.of(lambda at: at[1], sizes),
@@ -331,18 +331,18 @@ class ClosedForm:
         ]
 
 
-def needed(pp: int, units: Sequence[T]) -> Sequence[T]:
+def needed(pp: int, units: tuple[T, ...]) -> tuple[T, ...]:
     """Return those of UNITS whose quantities a `Law` is used with: without a pipeline, or with one of several ranks."""
-    return [*units[:2], *(units[2:4] if pp > 1 else units[4:])]
+    return (*units[:2], *(units[2:4] if pp > 1 else units[4:]))
 
 
 @lru_cache(maxsize=4096)
 def _units(
-    run: Run, vocab_size: int, device: str
+    run: Run, vocab_size: int, device: str, units: tuple[Stage, ...]
 ) -> tuple[list[States], list[tuple[int, int, int]], list[tuple[int, int]]]:
-    """Return states of each of UNITS, their bytes, and elements of gathered parameters and of gradients' buffers."""
+    """Return states of each unit, their bytes, and elements of gathered parameters and of gradients' buffers."""
     row = [Action(Op.F, 0, 0), Action(Op.B, 0, 0)]
-    places = [Place(run, vocab_size, 0, (stage,)) for stage in UNITS]
+    places = [Place(run, vocab_size, 0, (stage,)) for stage in units]
     buffers = [(gathered_elements(at, at.buckets), gradient_elements(at, at.buckets, row)) for at in places]
     return [states(at) for at in places], [state_parts(run, at.buckets, device) for at in places], buffers
 

@@ -63,12 +63,9 @@ def passes(system: System, run: Run, block: Block, *, is_layer: bool) -> Passes:
         block = routed(system, run, block)
     if block.products and _fuses_gradients(system, run):
         block = block._replace(moved=tuple(one for one in block.moved if one.name != "gradients"))
-    degrees = {"tp": plan.x, "heads": run.model.sharing(plan.x)}
-    ranks = {over: group(("tp",), adjacent(plan, degree), system) for over, degree in degrees.items()}
-    if plan.y > 1:  # x apart
-        grid = replace(plan, tp=plan.x, tp3=None, cp=plan.y, dp=plan.dp_cp)
-        ranks["features"] = group(("cp",), grid, system)
-    to_experts = {"ep": strided(plan.ep, plan.tp, plan, system)}
+    over = {one.over for one in block.collectives} - {"cp"}
+    ranks = {name: _ranks(system, run, name) for name in over}
+    to_experts = {name: ranks.pop(name) for name in over & {"ep"}}
     shared = {op: _context(system, run, block, op) for op in ("forward", "backward")}
     forward = _products(system, run, block, "forward") + _moved(system, run, block.moved, "forward")
     inputs = _products(system, run, block, "input gradient") + _moved(system, run, block.moved, "backward")
@@ -103,6 +100,17 @@ def passes(system: System, run: Run, block: Block, *, is_layer: bool) -> Passes:
         host=2 * kept,
         experts=exchanges["forward"] * times + exchanges["backward"],
     )
+
+
+def _ranks(system: System, run: Run, over: str) -> Group:
+    """Return the ranks of a block's collectives: `Collective.over`, but for those that share sequences."""
+    plan = run.plan
+    if over == "ep":
+        return strided(plan.ep, plan.tp, plan, system)
+    if over == "features":  # x apart
+        return group(("cp",), replace(plan, tp=plan.x, tp3=None, cp=plan.y, dp=plan.dp_cp), system)
+    degree = run.model.sharing(plan.x) if over == "heads" else plan.x
+    return group(("tp",), adjacent(plan, degree), system)
 
 
 def adjacent(plan: Plan, degree: int) -> Plan:
@@ -175,8 +183,10 @@ def _context(system: System, run: Run, block: Block, when: str) -> float:
     Of a ring's sends all but the way home of the keys' and values' gradients are beside the meetings with others' keys;
     all-to-alls are beside nothing.
     """
-    ranks = group(("cp",), run.plan, system)
     shared = [one for one in block.collectives if one.over == "cp" and one.when == when]
+    if not shared:
+        return 0.0
+    ranks = group(("cp",), run.plan, system)
     total = sum(float(collective(system, one.op, one.bytes, ranks)) for one in shared if one.op != "send")
     is_inter = ranks.per_node < ranks.ranks
     most = min((way.rate for way in ranks.ways), default=math.inf)

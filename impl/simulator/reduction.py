@@ -32,6 +32,17 @@ class States(NamedTuple):
     """`blocks_of` each of its stages."""
 
 
+class Moving(NamedTuple):
+    """Seconds of a rank's collectives for gradients and parameters in a step."""
+
+    reducing: float
+    """Of gradients, but for replicas."""
+    summing: float
+    """Of gradients over ZeRO's replicas, once a step at every stage."""
+    gathering: float
+    """Of parameters."""
+
+
 def states(place: Place) -> States:
     """Return the states of a rank of a run, independent of the system."""
     run = place.run
@@ -56,24 +67,20 @@ def blocks_of(run: Run, vocab_size: int, stage: Stage) -> float:
     return sum(p.size for p in named) / sum(p.size for p in named if p.name.startswith("trunk.layers."))
 
 
-def seconds_of(system: System, run: Run, state: States, *, reducing: bool = True, of_replicas: bool = False) -> float:
-    """Return the summed seconds of all gradient reductions, or parameter gathers, of a rank in a step.
-
-    Args:
-        of_replicas: of the sums over ZeRO's replicas alone, which are once a step at every stage; else without them.
-    """
-    total = 0.0
+def moving(system: System, run: Run, state: States) -> Moving:
+    """Return the summed seconds of all that a rank reduces and gathers in a step."""
+    found, plan = {True: 0.0, False: 0.0, "replicas": 0.0}, run.plan
     for axes, counts in _moved(system, run, state).items():
-        if axes == "ends" or "pp" in axes.split("_") or (axes == "replicas") != of_replicas:
+        if axes == "ends" or "pp" in axes.split("_"):
             continue
-        plan = run.plan
-        ranks = group(tuple(axes.split("_")), plan, system)
         if axes == "owners":
             ranks = strided(plan.zero // plan.ep, plan.tp * plan.ep, plan, system)
+        else:
+            ranks = group(tuple(axes.split("_")), plan, system)
         for op, count in counts.items():
-            if (op in REDUCING) == reducing:
-                total += count.calls * float(collective(system, op, count.bytes / count.calls, ranks))
-    return total
+            use = "replicas" if axes == "replicas" else op in REDUCING
+            found[use] += count.calls * float(collective(system, op, count.bytes / count.calls, ranks))
+    return Moving(found[True], found["replicas"], found[False])
 
 
 def _moved(system: System, run: Run, state: States) -> dict[str, Counts]:
@@ -184,16 +191,14 @@ def finish(
         last: the last backward passes through its stages.
         forward: seconds of a microbatch's forward pass through its stages.
     """
-    zero = run.plan.zero_stage
-    sums = [seconds_of(system, run, one, of_replicas=True) for one in every]
-    if zero < 2:
-        sums = [more + seconds_of(system, run, one) for more, one in zip(sums, every, strict=True)]
+    zero, moved = run.plan.zero_stage, [moving(system, run, one) for one in every]
+    sums = [one.summing + (one.reducing if zero < 2 else 0.0) for one in moved]
     done = [reduced(system, run, *of) for of in zip(every, sums, last, ends, strict=True)]
     tied = ends_seconds(system, run, every[0])
     summed = [max(done[0], done[-1]) + tied if rank in (0, len(done) - 1) else end for rank, end in enumerate(done)]
     step = system.constant("step_seconds")
     updates = [update(system, run, one) for one in every]
-    gathers = [seconds_of(system, run, one, reducing=False) if zero in (1, 2) else 0.0 for one in every]
+    gathers = [one.gathering if zero in (1, 2) else 0.0 for one in moved]
     if run.plan.overlap_param_gather and system.habits.gathers_ahead:
         shapes = [(len(one.layers), run.plan.pp, sum(one.layers) / len(one.layers)) for one in every]
         each = zip(gathers, forward, shapes, strict=True)

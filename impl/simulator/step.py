@@ -19,7 +19,7 @@ from impl.run import Run
 from impl.simulator.operations import LAYERS, Block, BlockName, block, names_of
 from impl.simulator.passes import Passes, adjacent, passes, stage_passes
 from impl.simulator.periodic import Seconds, execute
-from impl.simulator.reduction import States, finish, seconds_of, sharded, states
+from impl.simulator.reduction import States, finish, moving, sharded, states
 from impl.simulator.room import Fit
 from impl.simulator.seconds import collective, group, send
 from impl.simulator.system import System
@@ -251,14 +251,14 @@ def _through(
     for rank, state in enumerate(prepared.states):
         reducing, gathering = 0.0, 0.0
         if plan.zero_stage >= 2:
-            reducing = seconds_of(system, run, state) / run.microbatches
-        if plan.zero_stage == 3:
-            gathering = seconds_of(system, run, state, reducing=False) / run.microbatches / 2
+            moved = moving(system, run, state)
+            reducing = moved.reducing / run.microbatches
+            gathering = moved.gathering / run.microbatches / 2 * (plan.zero_stage == 3)
         for i, share, layers in zip(prepared.stages_of(rank), state.shares, state.layers, strict=True):
             one = found[i]
-            moved = share * gathering, share * reducing
-            forward = waited(moved[0], 0.0, one.forward, layers)
-            backward, inputs = (waited(*moved, c, layers) for c in (one.backward, one.input_gradient))
+            parts = share * gathering, share * reducing
+            forward = waited(parts[0], 0.0, one.forward, layers)
+            backward, inputs = (waited(*parts, c, layers) for c in (one.backward, one.input_gradient))
             others = [rank_of.get(i + way, rank) for way in (1, -1)]
             waits = wait * sum(other != rank for other in others)
             ahead, back = (waits + (blocks * transfer(rank, one) if one != rank else 0.0) for one in others)
