@@ -8,7 +8,7 @@ Letters: m microbatches, p pipeline ranks, v chunks of each. Ranks are of three 
 fullest of them) and the last. Shapes: a column has a number for each plan, [n]; a quantity of ranks [3, n], by kind.
 """
 
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Callable, Collection
 from dataclasses import replace
 from functools import lru_cache, partial
 from typing import Any, NamedTuple, TypeVar
