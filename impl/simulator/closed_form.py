@@ -190,9 +190,10 @@ class ClosedForm:
 
     def _states(self, run: Run) -> Held:
         system, pp, each = self.system, run.plan.pp, parameter_bytes(run)
-        alone = _with_one_microbatch(replace(run, plan=replace(run.plan, pp=1)))
-        units, sizes, buffers = _units(alone, self.vocab_size, system.device.kind, needed(pp, UNITS))
-        _, between, *ends = (gathered * each.weight + held * each.gradient for gathered, held in buffers)
+        alone = _with_one_microbatch(replace(run, plan=replace(run.plan, pp=1, offload_optimizer=False)))
+        units, places = _units(alone, self.vocab_size, needed(pp, UNITS))
+        sizes = [state_parts(run, place.buckets, system.device.kind) for place, *_ in places]
+        _, between, *ends = (gathered * each.weight + held * each.gradient for _, gathered, held in places)
         first, last = (max(between, end) for end in (ends[0], ends[-1]))
         moved = [moving(system, run, unit) for unit in units]
         return Held(
@@ -337,14 +338,12 @@ def needed(pp: int, units: tuple[T, ...]) -> tuple[T, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _units(
-    run: Run, vocab_size: int, device: str, units: tuple[Stage, ...]
-) -> tuple[list[States], list[tuple[int, int, int]], list[tuple[int, int]]]:
-    """Return states of each unit, their bytes, and elements of gathered parameters and of gradients' buffers."""
+def _units(run: Run, vocab_size: int, units: tuple[Stage, ...]) -> tuple[list[States], list[tuple[Place, int, int]]]:
+    """Return states of each unit; and its place, with the elements of gathered parameters and gradients' buffers."""
     row = [Action(Op.F, 0, 0), Action(Op.B, 0, 0)]
     places = [Place(run, vocab_size, 0, (stage,)) for stage in units]
-    buffers = [(gathered_elements(at, at.buckets), gradient_elements(at, at.buckets, row)) for at in places]
-    return [states(at) for at in places], [state_parts(run, at.buckets, device) for at in places], buffers
+    each = [(at, gathered_elements(at, at.buckets), gradient_elements(at, at.buckets, row)) for at in places]
+    return [states(at) for at in places], each
 
 
 def _with_one_microbatch(run: Run) -> Run:
