@@ -57,8 +57,12 @@ class Law(NamedTuple):
 
     def at(self, ranks: Ranks) -> Array:
         """Return the quantity of each kind of rank. Shape: [3, n]."""
-        ends = np.stack([self.first, np.where(ranks.p > 2, self.one, self.first), self.last])
-        return np.where(ranks.p == 1, self.whole, ends) + (ranks.layers - 1) * self.layer
+        found, is_alone = (ranks.layers - 1) * self.layer, ranks.p == 1
+        first = np.where(is_alone, self.whole, self.first)
+        found[0] += first
+        found[1] += np.where(ranks.p > 2, self.one, first)
+        found[2] += np.where(is_alone, self.whole, self.last)
+        return found
 
 
 class Work(NamedTuple):
@@ -111,4 +115,4 @@ def columns(rows: Sequence[T], which: Array) -> Any:
     kind = type(rows[0])
     if issubclass(kind, tuple) and kind is not tuple:
         return kind(*(columns(of, which) for of in zip(*rows, strict=True)))  # type: ignore[arg-type]
-    return np.array(rows).T[..., which]
+    return np.array(rows).T.take(which, axis=-1)  # twice as fast as by an index
