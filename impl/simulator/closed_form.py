@@ -23,7 +23,7 @@ from impl.errors import InputError
 from impl.pipeline.schedule import Action, Op
 from impl.pipeline.stage import Stage
 from impl.run import Run
-from impl.simulator.columns import Array, Held, Hops, Kept, Law, Ranks, Size, Work, columns
+from impl.simulator.columns import BETWEEN, FIRST, LAST, Array, Held, Hops, Kept, Law, Ranks, Size, Work, columns
 from impl.simulator.operations import LAYERS, BlockName, block, names_of
 from impl.simulator.passes import Passes, passes, stage_passes
 from impl.simulator.plans import DEFAULTS, FLAGS, NAMES, Plans, run_of, value_of
@@ -33,7 +33,6 @@ from impl.simulator.system import System
 
 T = TypeVar("T")
 GPIPE, PLAIN, INTERLEAVED, SPLIT = map(NAMES["schedule"].index, ("gpipe", "one_f_one_b", "interleaved", "zb_h1"))
-FIRST, BETWEEN, LAST = range(3)
 UNITS = (
     Stage(range(1), is_first=False, is_last=False),
     Stage(range(3), is_first=False, is_last=False),

@@ -11,6 +11,8 @@ import numpy as np
 Array = np.ndarray
 Size = Any
 """Number that a law computes of one plan; a column where the laws of many plans are gathered."""
+FIRST, BETWEEN, LAST = range(3)
+"""Kinds of pipeline rank."""
 T = TypeVar("T")
 U = TypeVar("U")
 
@@ -57,12 +59,10 @@ class Law(NamedTuple):
 
     def at(self, ranks: Ranks) -> Array:
         """Return the quantity of each kind of rank. Shape: [3, n]."""
-        found, is_alone = (ranks.layers - 1) * self.layer, ranks.p == 1
-        first = np.where(is_alone, self.whole, self.first)
-        found[0] += first
-        found[1] += np.where(ranks.p > 2, self.one, first)
-        found[2] += np.where(is_alone, self.whole, self.last)
-        return found
+        more, is_alone = (ranks.layers - 1) * self.layer, ranks.p == 1
+        first, last = (np.where(is_alone, self.whole, end) for end in (self.first, self.last))
+        between = np.where(ranks.p > 2, self.one, first)
+        return np.stack([more[FIRST] + first, more[BETWEEN] + between, more[LAST] + last])
 
 
 class Work(NamedTuple):
