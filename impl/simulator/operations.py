@@ -61,7 +61,7 @@ def block(run: Run, vocab_size: int, name: BlockName, head_positions: int) -> Bl
     Of experts each gets as many rows.
     """
     stage = stage_of(run.model, name)
-    plain = replace(run, plan=replace(run.plan, recompute="none"))
+    plain = run if run.plan.recompute == "none" else replace(run, plan=replace(run.plan, recompute="none"))
     once = [p for p in products(plain, vocab_size, [stage], head_positions) if name == "head" or p.name != HEAD]
     is_layer = name in LAYERS
     make = {"embedding": _embedding, "layer": _layer, "experts": _expert_layer, "head": _head}[name]
