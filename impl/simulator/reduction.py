@@ -69,7 +69,7 @@ def blocks_of(run: Run, vocab_size: int, stage: Stage) -> float:
 
 def moving(system: System, run: Run, state: States) -> Moving:
     """Return the summed seconds of all that a rank reduces and gathers in a step."""
-    found, plan = {True: 0.0, False: 0.0, "replicas": 0.0}, run.plan
+    found, plan = dict.fromkeys(Moving._fields, 0.0), run.plan
     for axes, counts in _moved(system, run, state).items():
         if axes == "ends" or "pp" in axes.split("_"):
             continue
@@ -78,9 +78,9 @@ def moving(system: System, run: Run, state: States) -> Moving:
         else:
             ranks = group(tuple(axes.split("_")), plan, system)
         for op, count in counts.items():
-            use = "replicas" if axes == "replicas" else op in REDUCING
+            use = "summing" if axes == "replicas" else "reducing" if op in REDUCING else "gathering"
             found[use] += count.calls * float(collective(system, op, count.bytes / count.calls, ranks))
-    return Moving(found[True], found["replicas"], found[False])
+    return Moving(**found)
 
 
 def _moved(system: System, run: Run, state: States) -> dict[str, Counts]:
