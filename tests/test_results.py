@@ -50,8 +50,9 @@ def test_no_table_or_figure_is_of_an_experiment_that_is_gone() -> None:
     tracked = tracked_files(RESULTS)
     if tracked is None:
         pytest.skip("not in a git repository")
-    kept = {path.parents[1] for path in tracked if path.parent.name in ("tables", "figures")}
-    assert kept == {(RESULTS / name / tier).resolve() for name, tier in KEPT}
+    folders = {(RESULTS / name / tier).resolve() for name, tier in KEPT}
+    assert {path.parents[1] for path in tracked if path.parent.name in ("tables", "figures")} == folders
+    assert {path.parents[1] for path in tracked if path.parent.name == "records"} <= folders, "records without tables"
 
 
 def test_the_figure_of_the_readme_is_whole(tmp_path: Path) -> None:
