@@ -4,6 +4,8 @@ Seconds and bytes of blocks, transfers and states are those of the event simulat
 share them; only how a pipeline adds them up is in closed form. In steady state a microbatch takes as long as the
 slowest rank computes, or as the microbatches in flight take to go round; the first one fills the pipeline.
 
+Where only every k-th layer has experts, each layer counts as the mean of k: exact for stages of a multiple of k layers.
+
 Letters: m microbatches, p pipeline ranks, v chunks of each. Ranks are of three kinds: the first, those between (the
 fullest of them) and the last. Shapes: a column has a number for each plan, [n]; a quantity of ranks [3, n], by kind.
 """
@@ -19,7 +21,6 @@ from impl.cost.buffers import gathered_elements, gradient_elements
 from impl.cost.memory import state_parts
 from impl.cost.moments import fullest_of, of_stage
 from impl.cost.place import Place, Sizes, parameter_bytes
-from impl.errors import InputError
 from impl.pipeline.schedule import Action, Op
 from impl.pipeline.stage import Stage
 from impl.run import Run
@@ -33,14 +34,6 @@ from impl.simulator.system import System
 
 T = TypeVar("T")
 GPIPE, PLAIN, INTERLEAVED, SPLIT = map(NAMES["schedule"].index, ("gpipe", "one_f_one_b", "interleaved", "zb_h1"))
-UNITS = (
-    Stage(range(1), is_first=False, is_last=False),
-    Stage(range(3), is_first=False, is_last=False),
-    Stage(range(1), is_first=True, is_last=False),
-    Stage(range(1), is_first=False, is_last=True),
-    Stage(range(1), is_first=True, is_last=True),
-)
-"""Stages from which the quantities of any other follow: each further layer adds the same amount."""
 
 
 class Estimate(NamedTuple):
@@ -94,12 +87,9 @@ class ClosedForm:
             gpus: devices of each plan.
             head_positions: positions of a sequence that the output head scores; None: all.
             given: fields of a run, by dotted name, whose values replace the habits of the system's software.
-
-        Raises:
-            InputError: only some of the model's layers have experts, so that not all add the same.
         """
-        if (every := base.model.experts_every) > 1:
-            raise InputError(f"model.experts_every {every} has no closed form to search plans with; valid: 1")
+        self.period = base.model.experts_every
+        self.units, self.law = units_of(self.period), partial(Law.of, period=self.period)
         self.positions = head_positions or base.model.seq_len
         self.base, self.vocab_size, self.system, self.gpus = system.habits.of(base, given), vocab_size, system, gpus
         self.given = given
@@ -179,8 +169,8 @@ class ClosedForm:
             name: passes(self.system, run, block(run, self.vocab_size, name, self.positions), is_layer=name in LAYERS)
             for name in names_of(run.model)
         }
-        units = [stage_passes(self.system, run, each, stage) for stage in UNITS]
-        return Work(*(Law.of(lambda unit, op=op: getattr(unit, op), units) for op in Work._fields))
+        units = [stage_passes(self.system, run, each, stage) for stage in self.units]
+        return Work(*(self.law(lambda unit, op=op: getattr(unit, op), units) for op in Work._fields))
 
     def _hops(self, run: Run) -> Hops:
         p, seconds = run.plan.pp, transfer_seconds(run, self.system)
@@ -190,19 +180,19 @@ class ClosedForm:
     def _states(self, run: Run) -> Held:
         system, pp, each = self.system, run.plan.pp, parameter_bytes(run)
         alone = _with_one_microbatch(replace(run, plan=replace(run.plan, pp=1, offload_optimizer=False)))
-        units, places = _units(alone, self.vocab_size, needed(pp, UNITS))
+        units, places = _units(alone, self.vocab_size, needed(pp, self.units))
         sizes = [state_parts(run, place.buckets, system.device.kind) for place, *_ in places]
         _, between, *ends = (gathered * each.weight + held * each.gradient for _, gathered, held in places)
         first, last = (max(between, end) for end in (ends[0], ends[-1]))
         moved = [moving(system, run, unit) for unit in units]
         return Held(
-            reducing=Law.of(lambda one: one.reducing, moved),
-            summing=Law.of(lambda one: one.summing, moved),
-            gathering=Law.of(lambda one: one.gathering, moved),
-            updating=Law.of(lambda unit: update(system, run, unit), units),
-            parameters=Law.of(lambda at: at[0], sizes),
-            gradients=Law.of(lambda at: at[1], sizes),
-            optimizer=Law.of(lambda at: at[2], sizes),
+            reducing=self.law(lambda one: one.reducing, moved),
+            summing=self.law(lambda one: one.summing, moved),
+            gathering=self.law(lambda one: one.gathering, moved),
+            updating=self.law(lambda unit: update(system, run, unit), units),
+            parameters=self.law(lambda at: at[0], sizes),
+            gradients=self.law(lambda at: at[1], sizes),
+            optimizer=self.law(lambda at: at[2], sizes),
             tied=max(ends_seconds(system, run, unit) for unit in units) if pp > 1 else 0.0,
             buffers=(first, between, last),
         )
@@ -211,16 +201,16 @@ class ClosedForm:
         run = self.system.with_scores(_with_one_microbatch(run))
         positions, device = self.positions, self.system.device.kind
         alone = [
-            (Place(run, self.vocab_size, 0, (stage,) * run.plan.pp), stage) for stage in needed(run.plan.pp, UNITS)
+            (Place(run, self.vocab_size, 0, (stage,) * run.plan.pp), stage) for stage in needed(run.plan.pp, self.units)
         ]
         units = [(place, of_stage(place, stage, positions, device)) for place, stage in alone]
         moment = lambda unit, *ops: sum(fullest_of(unit[0], {0: unit[1]}, [Action(op, 0, 0) for op in ops]))
         _, three_layers, *_ = units
         twice = moment(three_layers, Op.F, Op.I, Op.F, Op.I) - moment(three_layers, Op.F, Op.I)
         return Kept(
-            kept=Law.of(lambda unit: float(unit[1].kept), units),
-            passing=Law.of(lambda unit: moment(unit, Op.F, Op.B) - unit[1].kept, units),
-            owed=twice / 3,
+            kept=self.law(lambda unit: float(unit[1].kept), units),
+            passing=self.law(lambda unit: moment(unit, Op.F, Op.B) - unit[1].kept, units),
+            owed=twice / (3 * self.period),
             received=Sizes(run).transferred if run.plan.pp > 1 else 0,
         )
 
@@ -286,7 +276,7 @@ class ClosedForm:
         """Return the numbers of stages of a rank, of ranks, and of a stage's `blocks_of`, each [n] or [3, n]."""
         layers = np.maximum(ranks.layers / ranks.v, 1)
         if self.base.model.shared_layers:
-            layers = np.full_like(layers, blocks_of(self.base, self.vocab_size, UNITS[-1]))
+            layers = np.full_like(layers, blocks_of(self.base, self.vocab_size, self.units[-1]))
         return ranks.v, ranks.p, layers
 
     def _exposed(self, plans: Plans, ranks: Ranks, reducing: Array, last_pass: Array) -> Array:
@@ -331,8 +321,16 @@ class ClosedForm:
         ]
 
 
+def units_of(period: int) -> tuple[Stage, ...]:
+    """Return stages from which the quantities of any other follow: each further period of layers adds the same."""
+    few, more = range(period), range(3 * period)
+    ends = (True, False), (False, True), (True, True)
+    inner = (Stage(layers, is_first=False, is_last=False) for layers in (few, more))
+    return (*inner, *(Stage(few, is_first=first, is_last=last) for first, last in ends))
+
+
 def needed(pp: int, units: tuple[T, ...]) -> tuple[T, ...]:
-    """Return those of UNITS whose quantities a `Law` is used with: without a pipeline, or with one of several ranks."""
+    """Return those of `units_of` that a `Law` is used with: without a pipeline, or with one of several ranks."""
     return (*units[:2], *(units[2:4] if pp > 1 else units[4:]))
 
 

@@ -51,11 +51,17 @@ class Law(NamedTuple):
     whole: Size
 
     @classmethod
-    def of(cls, quantity: Callable[[U], float], units: Sequence[U]) -> "Law":
-        """Return the law of a quantity that is known of UNITS, or of `needed` ones: the others are not used."""
+    def of(cls, quantity: Callable[[U], float], units: Sequence[U], period: int) -> "Law":
+        """Return the law of a quantity that is known of `units_of`, or of `needed` ones: the others are not used.
+
+        Args:
+            period: layers after which their kinds repeat; each of them counts as their mean.
+        """
         one, more, *ends = map(quantity, units)
+        layer = (more - one) / (2 * period)
+        one, *ends = (unit - (period - 1) * layer for unit in (one, *ends))
         first, last, whole = {1: [one, one, *ends], 2: [*ends, one], 3: ends}[len(ends)]
-        return cls((more - one) / 2, one, first, last, whole)
+        return cls(layer, one, first, last, whole)
 
     def at(self, ranks: Ranks) -> Array:
         """Return the quantity of each kind of rank. Shape: [3, n]."""

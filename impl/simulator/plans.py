@@ -93,6 +93,8 @@ def every(
 ) -> Plans:
     """Return all valid plans that use all of the devices; a knob without effect in a plan keeps its default.
 
+    Where only some layers have experts, those whose pipeline stages have as many of each kind.
+
     Args:
         offload: the devices have a host, whose memory may be used.
         node: devices of a node, within which ZeRO may split; None: it splits over all data-parallel ranks only.
@@ -120,7 +122,7 @@ def _degrees(model: ModelConfig, gpus: int, global_batch: int, sharing: int) -> 
         possible = [one for one in shared if not Run(model=model, plan=one).problems()]
         for one, pp in itertools.product(possible, range(1, len(model.own(range(model.num_layers))) + 1)):
             dp, rest = divmod(gpus, one.world_size * pp)
-            if rest == 0 and global_batch % dp == 0:
+            if rest == 0 and global_batch % dp == 0 and _are_alike(model, pp):
                 for ep in divisors(math.gcd(model.experts, dp * one.cp)) if model.experts else [1]:
                     yield replace(one, pp=pp, dp=dp, ep=ep)
 
@@ -163,8 +165,13 @@ def _pipelines(model: ModelConfig, sequences: int, pp: int) -> Iterator[tuple[in
         if sequences // b % pp == 0:
             deepest = model.num_layers // pp
             for v in divisors(deepest) if model.num_layers % pp == 0 else range(1, deepest + 1):
-                if v > 1:
+                if v > 1 and _are_alike(model, pp * v):
                     yield b, NAMES["schedule"].index("interleaved"), v
+
+
+def _are_alike(model: ModelConfig, stages: int) -> bool:
+    """Return True if stages can be alike: those of a model only some of whose layers have experts need equal shares."""
+    return stages == 1 or model.experts_every == 1 or model.num_layers % (stages * model.experts_every) == 0
 
 
 def _activations(divides: bool, ways: tuple[int, ...]) -> Iterator[tuple[int, int, int, int]]:

@@ -51,16 +51,32 @@ def both() -> tuple[np.ndarray, np.ndarray, list[int]]:
     return estimate().seconds[chosen] / seconds - 1, estimate().bytes[chosen] / sizes - 1, chosen
 
 
+def assert_as_by_events(base: Run, some: Plans, of_seconds: float) -> None:
+    system = load_system("selene")
+    found = ClosedForm(base, VOCAB, system, GPUS).estimate(some)
+    for i in range(len(some)):
+        run = system.habits.of(some.run(i, base))
+        one = predict(run, VOCAB, system, stages=system.habits.stages_of(run), with_timeline=False)
+        assert found.seconds[i] == pytest.approx(one.seconds, rel=of_seconds)
+        assert found.bytes[i] == pytest.approx(max(memory.total for memory in one.memory), rel=0.12)
+
+
 def test_layers_that_share_weights_are_estimated_as_other_layers() -> None:
-    base, system = replace(BASE, model=replace(BASE.model, shared_layers=True)), load_system("selene")
+    base = replace(BASE, model=replace(BASE.model, shared_layers=True))
     own = every(base.model, GPUS, BATCH, node=2)
     assert set(own["pp"].tolist()) == {1}
-    found = ClosedForm(base, VOCAB, system, GPUS).estimate(own)
-    for i in np.random.default_rng(1).choice(len(own), 4 * SOME, replace=False).tolist():
-        run = system.habits.of(own.run(i, base))
-        one = predict(run, VOCAB, system, stages=system.habits.stages_of(run), with_timeline=False)
-        assert found.seconds[i] == pytest.approx(one.seconds, rel=0.01)
-        assert found.bytes[i] == pytest.approx(max(memory.total for memory in one.memory), rel=0.12)
+    assert_as_by_events(base, own.take(np.random.default_rng(1).choice(len(own), 4 * SOME, replace=False)), 0.01)
+
+
+@pytest.mark.parametrize(("layers", "period"), [(24, 2), (24, 3), (16, 4)])
+def test_of_layers_some_of_which_have_experts_stages_have_as_many_of_each_kind(layers: int, period: int) -> None:
+    base = replace(BASE, model=replace(BASE.model, num_layers=layers, experts=8, experts_every=period))
+    own = every(base.model, GPUS, BATCH, node=2, sharing=1)
+    stages = set((own["pp"] * own["chunks"]).tolist())
+    assert all(layers % (one * period) == 0 for one in stages)
+    assert max(stages) == layers // period
+    pipelines = np.flatnonzero((own["microbatch"] <= 4) & (own["pp"] > 1))
+    assert_as_by_events(base, own.take(np.random.default_rng(1).choice(pipelines, 4 * SOME, replace=False)), 0.04)
 
 
 def test_seconds_are_those_of_events_and_bytes_those_of_a_whole_rank() -> None:
