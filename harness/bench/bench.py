@@ -66,8 +66,10 @@ def bench(
         names = _chosen(only)
         status, now = _measured(names, keep, quiet=json)
     except KeyboardInterrupt:
-        print("interrupted; all ranks stopped, no baseline written", file=sys.stderr)
+        print("interrupted; nothing was measured", file=sys.stderr)
         return INTERRUPTED
+    if status == INTERRUPTED:
+        return _leave(now, keep)
     if now is None or status not in (NONE_FAILED, SOME_FAILED):
         print("error: no benchmark was measured; pytest's output above has the reason", file=sys.stderr)
         return 1
@@ -85,6 +87,16 @@ def bench(
         for file in written:
             print(f"written: {file}")
     return 1 if status == SOME_FAILED or (table is not None and any(table.frame["asks for a look"])) else 0
+
+
+def _leave(now: Report | None, keep: Path | None) -> int:
+    """Keep what had been measured before an interrupt, and say so; return the exit status."""
+    left = "no baseline written"
+    if keep and now and now.benchmarks:
+        write_atomically(keep / BASELINE, _merged(now, _report(keep / BASELINE)))
+        left = f"what had been measured is in {keep / BASELINE}"
+    print(f"interrupted; all ranks stopped, {left}", file=sys.stderr)
+    return INTERRUPTED
 
 
 def compared(now: Report, before: Report, tolerance: float, *, all_of_them: bool = True) -> Table:
@@ -196,7 +208,7 @@ def _chosen(only: str | None) -> list[str]:
 
 
 def _measured(names: Sequence[str], keep: Path | None, *, quiet: bool) -> tuple[int, Report | None]:
-    """Return pytest's exit status and its report; its progress is shown, on standard error only if quiet."""
+    """Return pytest's exit status, or INTERRUPTED, and its report; its progress is shown, on stderr only if quiet."""
     with tempfile.TemporaryDirectory() as folder:
         report = Path(folder) / "report.json"
         command = _pytest(
@@ -216,7 +228,7 @@ def _measured(names: Sequence[str], keep: Path | None, *, quiet: bool) -> tuple[
             _stop(process, signal.SIGINT)
             with suppress(subprocess.TimeoutExpired):
                 process.wait(PATIENCE_SECONDS)
-            raise
+            status = INTERRUPTED
         finally:
             _stop(process, signal.SIGKILL)
             process.wait()

@@ -15,6 +15,8 @@ from impl.data.synthetic import SyntheticConfig, write_synthetic
 from tests.bench.screen import Screen
 
 COMMAND = ["python", "-m", "harness", "bench"]
+running: set[str] = set()
+"""Tests that have begun and not ended."""
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -25,10 +27,18 @@ def pytest_benchmark_update_machine_info(config: pytest.Config, machine_info: di
     machine_info["environment"] = host_environment(COMMAND)
 
 
+def pytest_runtest_logstart(nodeid: str) -> None:
+    running.add(nodeid)
+
+
+def pytest_runtest_logfinish(nodeid: str) -> None:
+    running.discard(nodeid)
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_benchmark_generate_json(benchmarks: list[Any]) -> None:
-    """Leave out those that were interrupted before their first round had ended: the report would fail over them."""
-    benchmarks[:] = [benchmark for benchmark in benchmarks if benchmark.stats.data]
+    """Leave out what was interrupted: it has too few rounds, or none, over which the report would fail."""
+    benchmarks[:] = [one for one in benchmarks if one.stats.data and one.fullname not in running]
 
 
 @pytest.fixture(scope="session")

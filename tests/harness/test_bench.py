@@ -15,6 +15,7 @@ import pytest
 from harness.analysis import render
 from harness.bench import bench
 from harness.bench.bench import Report, compared
+from harness.bench.reports import name_of
 from tests.bench.test_engines import all_notes, in_order, kept_in
 from tests.harness.calls import call, document, refused
 
@@ -147,9 +148,11 @@ LONG = """
 import os, time
 from pathlib import Path
 
+naps = iter((0.0, 60.0))
+
 def test_long(benchmark):
     (Path(__file__).parent / "begun").write_text(str(os.getpid()))
-    benchmark.pedantic(time.sleep, (60,), rounds=1)
+    benchmark.pedantic(lambda: time.sleep(next(naps)), rounds=2)
 """
 
 
@@ -245,7 +248,7 @@ def test_what_matches_nothing_is_refused(made_up: Path):
     assert "cannot be read" in refused("bench")
 
 
-def test_an_interrupt_stops_all_of_it(made_up: Path):
+def test_an_interrupt_stops_all_of_it_and_keeps_what_had_ended(made_up: Path, tmp_path: Path):
     (made_up / "test_long.py").write_text(LONG)
     program = f"""if True:
         import sys
@@ -253,8 +256,8 @@ def test_an_interrupt_stops_all_of_it(made_up: Path):
         from harness.bench import bench
         from harness.cli import main
         bench.FOLDER = Path({str(made_up)!r})
-        bench._chosen = lambda only: ["test_long.py::test_long"]
-        sys.exit(main.main(["bench"]))
+        bench._chosen = lambda only: ["test_naps.py::test_once", "test_long.py::test_long"]
+        sys.exit(main.main(["bench", "--keep", {str(tmp_path)!r}]))
     """
     verb = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=-1, stderr=-1, text=True)
     begun, deadline = made_up / "begun", time.monotonic() + 180
@@ -265,7 +268,10 @@ def test_an_interrupt_stops_all_of_it(made_up: Path):
     verb.send_signal(signal.SIGINT)
     output, errors = verb.communicate(timeout=60)
     assert verb.returncode == 130
-    assert errors.splitlines()[-1].startswith("interrupted; all ranks stopped")
+    kept = tmp_path / "baseline.json"
+    assert errors.splitlines()[-1] == f"interrupted; all ranks stopped, what had been measured is in {kept}"
+    ended = json.loads(kept.read_text())["benchmarks"]
+    assert [name_of(one["fullname"]) for one in ended] == ["test_naps.py::test_once"]
     assert "Traceback" not in output + errors
     with pytest.raises(ProcessLookupError):
         os.kill(int(begun.read_text()), 0)
