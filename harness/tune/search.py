@@ -220,7 +220,7 @@ def searched(
 
     study = study_of(journal.judge, journal.path and journal.path.with_suffix(".optuna"))
     world = plans.run(0, base).plan.world_size
-    choices = {knob: list(dict.fromkeys(plans.values(knob))) for knob in KNOBS if knob != "dp"}
+    choices = {knob: list(plans.values(knob)) for knob in KNOBS if knob != "dp"}
     if not study.trials:
         for row in first:
             study.enqueue_trial({knob: row[knob] for knob in choices})

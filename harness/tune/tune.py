@@ -108,11 +108,11 @@ class Task:
             knob, _, wanted = text.partition("=")
             if knob not in KNOBS or not wanted:
                 raise InputError(f"--fix {text!r}: must be KNOB=VALUE or KNOB=VALUE,VALUE; knobs: {', '.join(KNOBS)}")
-            values = np.array([str(value).lower() for value in plans.values(knob)])
-            kept = np.isin(values, wanted.lower().split(","))
-            if not kept.any():
-                raise InputError(f"--fix {text!r} leaves no plan; valid: {', '.join(dict.fromkeys(values.tolist()))}")
-            plans = plans.take(kept)
+            numbers = {str(value).lower(): number for value, number in plans.values(knob).items()}
+            kept = [number for value, number in numbers.items() if value in wanted.lower().split(",")]
+            if not kept:
+                raise InputError(f"--fix {text!r} leaves no plan; valid: {', '.join(numbers)}")
+            plans = plans.take(np.isin(plans[knob], kept))
         return self._of_habits(plans)
 
     def _of_habits(self, plans: Plans) -> Plans:

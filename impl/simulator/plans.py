@@ -47,9 +47,10 @@ class Plans:
     def take(self, rows: np.ndarray | slice) -> "Plans":
         return Plans({name: column[rows] for name, column in self.columns.items()})
 
-    def values(self, knob: str) -> list[Any]:
-        """Return a column converted to values of the plan's field."""
-        return [value_of(knob, number) for number in self.columns[knob].tolist()]
+    def values(self, knob: str) -> dict[Any, int]:
+        """Return the values of the plan's field that a column has, as they come first, with their numbers in it."""
+        numbers, first = np.unique(self.columns[knob], return_index=True)
+        return {value_of(knob, number): number for number in numbers[np.argsort(first)].tolist()}
 
     def row(self, i: int) -> dict[str, Any]:
         """Return one plan's values, by knob."""
