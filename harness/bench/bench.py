@@ -66,8 +66,7 @@ def bench(
         names = _chosen(only)
         status, now = _measured(names, keep, quiet=json)
     except KeyboardInterrupt:
-        print("interrupted; nothing was measured", file=sys.stderr)
-        return INTERRUPTED
+        return _leave(None, keep)
     if status == INTERRUPTED:
         return _leave(now, keep)
     if now is None or status not in (NONE_FAILED, SOME_FAILED):
