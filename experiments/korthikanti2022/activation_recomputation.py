@@ -182,9 +182,9 @@ EXPERIMENT = Experiment(
     ),
     table=table_of("activation_recomputation", "Recomputation of activations", COLUMNS, ours_and_theirs, NOTES),
     cost={"smoke": "1 min, 2 CPU cores", "small": "10 min, 2 CPU cores", "paper": "60 min, 512 GPUs with 80 GB"},
-    deviations="bf16, not fp16; at `smoke` and `small` fp32 where times count. Models of figure 7 and table 4 have two "
-    "layers of their width, and times are of whole steps: the embedding and the update are in them. With dropout, as "
-    "the formulas count its masks; PTD-P's figure 17 without, with fused attention. At `small`, 175B's heads and "
+    deviations="bf16, not fp16; at `smoke` and `small` fp32 where times count. Models of figure 7 and table 4 have "
+    "two layers of their width, and times are of whole steps: the embedding and the update are in them. With dropout, "
+    "as the formulas count its masks; at `small` pipelines without, with fused attention. At `small`, 175B's heads and "
     "sequence are a quarter of the paper's for the shares, which eight ranks on two cores count in two steps. What "
     "PTD-P could not run for want of memory, batches above 8 without recomputation, is not run either.",
     runs={

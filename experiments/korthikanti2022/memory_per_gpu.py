@@ -24,7 +24,7 @@ from harness.records.measures import to_draw
 from impl.cost.activations import layer_bytes
 from impl.cost.place import parameter_bytes
 
-A100 = 80e9
+A100 = 80 * GIB
 """Bytes."""
 SMALL = replace(SMOKE, seq_len=384)
 """On two ranks its attention scores have about the share of the activations that they have in the paper's models."""
@@ -87,7 +87,7 @@ COLUMNS = (
     gib("formula_activations", "activations, formula", of=activations),
     printed("published_activations", "activations, published", "GiB", GIB, "B"),
     gib("needed", "all, predicted", of=needed),
-    share("share", "of 80 GB", lambda one: needed(one) / A100),
+    share("share", "of 80 GiB", lambda one: needed(one) / A100),
     mebibytes(LAYER, "layer, counted"),
     mebibytes("predicted_layer", "layer, predicted", lambda one: float(layer_bytes(one.run))),
 )  # fmt: skip
@@ -102,7 +102,7 @@ NOTES = (
 
 
 def figure(records: Sequence[Record]) -> Any:
-    """Draw states, activations and other predicted memory of a GPU, a bar for each model and way; 80 GB dashed."""
+    """Draw states, activations and other predicted memory of a GPU, a bar for each model and way; 80 GiB dashed."""
     records, simulated = to_draw(records)
     found = drawn(records)
     if not found:
@@ -113,13 +113,13 @@ def figure(records: Sequence[Record]) -> Any:
     rest = lambda one: needed(one) - states(one) - activations(one)
     parts = {"states": states, "activations of layers": activations, "all else": rest}
     for colour, (name, size) in zip(COLOURS, parts.items(), strict=False):
-        heights = [max(size(one), 0.0) / 1e9 for one in found]
+        heights = [max(size(one), 0.0) / GIB for one in found]
         ax.bar(names, heights, bottom=below, color=colour, label=name)
         below = [a + b for a, b in zip(below, heights, strict=True)]
-    published = [sum(one.printed.values()) / 1e9 for one in found]
+    published = [sum(one.printed.values()) / GIB for one in found]
     ax.plot(names, published, "D", color="black", markerfacecolor="white", label="published, of states and layers")
-    ax.axhline(A100 / 1e9, color="black", linestyle="--", linewidth=1, label="80 GB")
-    ax.set(ylabel="GB a GPU")
+    ax.axhline(A100 / GIB, color="black", linestyle="--", linewidth=1, label="80 GiB")
+    ax.set(ylabel="GiB a GPU")
     ax.tick_params(axis="x", labelsize=8)
     legend(figure, ax.get_legend_handles_labels()[0])
     figure.suptitle(f"What fills a GPU{about(records)}{simulated}")
@@ -127,8 +127,8 @@ def figure(records: Sequence[Record]) -> Any:
 
 
 def filled(records: Sequence[Record]) -> list[tuple[float, str, str]]:
-    """Return the predicted GB of each bar, its model, and ", both" if both ways of saving are on."""
-    return [(needed(one) / 1e9, one.model, ", both" if way_of(one.run) else "") for one in drawn(records)]
+    """Return the predicted GiB of each bar, its model, and ", both" if both ways of saving are on."""
+    return [(needed(one) / GIB, one.model, ", both" if way_of(one.run) else "") for one in drawn(records)]
 
 
 def left(records: Sequence[Record]) -> list[tuple[float, str]]:
@@ -151,8 +151,8 @@ EXPERIMENT = Experiment(
     claims=(
         Claim(
             "each model needs more than 80 GB with nothing saved, and fits with both ways", "figure 1",
-            each(filled, lambda size, _, both: (size <= A100 / 1e9) == bool(both), "bars", "{:.0f} GB ({}{})"),
-            "113 to 176 GB, 59 to 64 GB (states and activations, by formula)", kind="arithmetic",
+            each(filled, lambda size, _, both: (size <= A100 / GIB) == bool(both), "bars", "{:.0f} GiB ({}{})"),
+            "105 to 164 GiB, 55 to 60 GiB (states and activations, by formula)", kind="arithmetic",
         ),
         Claim(
             "both ways leave at most a quarter of the activations", "section 1: a fifth",

@@ -90,7 +90,7 @@ EXPERIMENT = Experiment(
         claim("one of eight experts a token ends lower than an MLP", at_most(losses, "top-1", "dense", LOSS)),
         claim(
             "two prototypes take no longer a step than two of all experts",
-            at_most(seconds, "2 top-1", "top-2", STEP, NO_SLOWER), about="time", tolerance=NO_SLOWER,
+            at_most(seconds, "2 top-1", "top-2", STEP, NO_SLOWER), about="computing", tolerance=NO_SLOWER,
         ),
     ),
     table=table_of("prototyping", "Ways to choose experts", SHOWN, lambda records: points(records, last_loss), [

@@ -15,12 +15,12 @@ from experiments.ours import claim
 from experiments.zero2019 import PREDICTED, STAGES, N, T, for_memory, predicted_bytes
 from harness.analysis.scaling_law import Law
 from harness.experiment.kit import (
-    GB, MODEL, ZERO_STAGE, Column, Evidence, Experiment, ModelConfig, Plan, Point, Record, Run, Tolerance, named,
+    GB, GIB, MODEL, ZERO_STAGE, Column, Evidence, Experiment, ModelConfig, Plan, Point, Record, Run, Tolerance, named,
     points, published, table_of, tally,
 )  # fmt: skip
 from impl.cost.memory import model_state_bytes
 
-GPUS, MEMORIES = 8, (16e9, 32e9, 80e9)
+GPUS, MEMORIES = 8, (16 * GIB, 32 * GIB, 80 * GIB)
 """Number of GPUs of a node, and the memory of one in bytes, for three kinds of GPU."""
 UNDIVIDED = Tolerance(0.02, "norms, biases and positions, which tensor-parallel ranks do not divide", "2026-11-24")
 SHAPE = ModelConfig(num_layers=4, hidden_size=128, num_heads=4, seq_len=64, vocab_size=512)
@@ -78,7 +78,7 @@ COLUMNS = (
     MODEL, T, N, ZERO_STAGE,
     Column(key="formula", header="a parameter, on a GPU, formula", unit="B", si="B", of=lambda one: on_gpu(one, 1)),
     Column(key="each", header="a parameter, counted", unit="B", si="B", of=each), PREDICTED,
-    of_answer("memory", "memory of a GPU", "GB", GB, "B"), of_answer("largest", "largest model", "billion", 1e9),
+    of_answer("memory", "memory of a GPU", "GiB", GIB, "B"), of_answer("largest", "largest model", "billion", 1e9),
     *(of_answer(name, f"its budget, {name}", "ZFLOP", 1e21, "FLOP") for name in BUDGETS),
 )  # fmt: skip
 
@@ -121,7 +121,7 @@ ON_A_NODE = (Plan(dp=GPUS, zero_stage=3, recompute="full"), Plan(tp=GPUS, recomp
 
 EXPERIMENT = Experiment(
     source="our own; Chinchilla 2022, equation 10",
-    expectation="80 GB a GPU hold 40B parameters, which 20 tokens a parameter make the best model for 1.9e23 FLOPs",
+    expectation="80 GB a GPU hold 43B parameters, which 20 tokens a parameter make the best model for 2.2e23 FLOPs",
     claims=(
         claim(
             "states take no more bytes a parameter than the formula, within 2%", no_more_than_formula,

@@ -173,7 +173,8 @@ EXPERIMENT = Experiment(
     table=table_of(
         "compute_optimal", "Losses at equal FLOPs", SHOWN, by_budget, [
             "Weights: those of the layers' matrices, N; FLOPs: 6 N D for D tokens. The exponents of best sizes are in "
-            "the claims; ± is the half-width of the 95% t-interval over the seeds."
+            "the claims, with the 95% t-interval of a line through the budgets' means over seeds; ± of a loss is that "
+            "over the seeds."
         ], is_timed=False,
     ),
     figure=lambda records: isoflop(by_kind(records), f"Loss by size at equal FLOPs{about(records)}"),

@@ -10,10 +10,11 @@ from harness.experiment.kit import BATCH, RANKS, UNTESTED, ModelConfig, Plan, Re
 CPU = Recipe(steps=8, microbatch=2, warmup_steps=2)
 SELENE = Recipe(steps=10, microbatch=1, lr=1e-4, min_lr=1e-5, warmup_steps=2)
 """Ten steps, of which seven are timed; learning rates of the paper's run scripts."""
-DEVIATIONS = (
-    "bf16, not fp16; no dropout, with fused attention. Every layer is recomputed at `paper`, as in the paper, and none "
-    "at `smoke` and `small`. "
+AS_RUN = (
+    "bf16, not fp16. What runs has no dropout, and fused attention; simulated steps are as the system's software was, "
+    "whose attention writes its scores. "
 )
+DEVIATIONS = AS_RUN + "Every layer is recomputed at `paper`, as in the paper, and none at `smoke` and `small`. "
 """Deviations that all runs of the paper share."""
 
 

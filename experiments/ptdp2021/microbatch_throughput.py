@@ -113,9 +113,9 @@ EXPERIMENT = Experiment(
             lies_between, "2 and 4 at batch 128, 4 at 512", kind="direction", about="computing",
         ),
         Claim(
-            "estimates from the rates are within 10% of the published", "figure 8",
+            "estimates from the rates of the paper's model are within 10% of the published", "figure 8",
             as_expected(
-                lambda records: [(one, batch) for batch, line in lines(records) for one in line[1:]],
+                lambda records: [(one, batch) for batch, line in lines(records) for one in line[1:] if one.printed],
                 lambda at: estimate(*at), lambda at: printed_estimate(*at), NEAR, "estimates",
             ),
             kind="quantitative", about="computing", tolerance=NEAR,

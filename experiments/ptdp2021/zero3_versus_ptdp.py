@@ -11,7 +11,7 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 
-from experiments.ptdp2021 import cost, on_selene, small_model, timed
+from experiments.ptdp2021 import AS_RUN, cost, on_selene, small_model, timed
 from harness.experiment.kit import (
     BATCH, DP, MICROBATCH, MODEL, POINTS, PP, RANKS, TP, TP_SENT, ZERO_STAGE, Claim, Comparison, Estimate, Evidence,
     Experiment, Plan, Point, Printed, Record, Run, best_over, each, flop_rate, grouped, mebibytes, named, near, points,
@@ -162,9 +162,9 @@ EXPERIMENT = Experiment(
     ),
     table=FIGURE.table,
     cost=cost("4 min", "60 min, 2240 GPUs"),
-    deviations="bf16, not fp16; no dropout, with fused attention. Every layer is recomputed, as in the paper. ZeRO-3 "
-    "is ours, not DeepSpeed's. The paper does not say whether PTD-P interleaves here: it does not. At `smoke` and "
-    "`small` a model of eight small layers is on two ranks; at `small`, four ranks share two cores, and say what is "
-    "sent but nothing of speed. CPUs have no nodes: ranks that share layers count as one.",
+    deviations=AS_RUN + "Every layer is recomputed, as in the paper. ZeRO-3 is ours, not DeepSpeed's. The paper does "
+    "not say whether PTD-P interleaves here: it does not. At `smoke` and `small` a model of eight small layers is on "
+    "two ranks; at `small`, four ranks share two cores, and say what is sent but nothing of speed. CPUs have no nodes: "
+    "ranks that share layers count as one.",
     runs={"smoke": runs(128, TWO), "small": runs(256, TWO, repeats=8) + runs(256, FOUR), "paper": FIGURE.runs},
 )  # fmt: skip

@@ -10,11 +10,11 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from experiments.ptdp2021 import SELENE, timed
-from harness.experiment.contests import PLAN, PRECISION
+from harness.experiment.contests import PRECISION, plan_in_words
 from harness.experiment.kit import (
-    CHUNKS, MARK, MODEL, POINTS, RANKS, RUNS, UNTESTED, Check, Claim, Column, Estimate, Experiment, ModelConfig, Plan,
-    Point, Precision, Printed, Record, Run, Tolerance, apart_from, as_expected, each, measured_only, named, of_run,
-    points, printed, published, repeated, table_of, with_printed,
+    MARK, MICROBATCHES, MODEL, POINTS, RANKS, RUNS, UNTESTED, Check, Claim, Column, Estimate, Experiment, ModelConfig,
+    Plan, Point, Precision, Printed, Record, Run, Tolerance, apart_from, as_expected, each, measured_only, named,
+    of_run, points, printed, published, repeated, table_of, with_printed,
 )  # fmt: skip
 
 SAME = Tolerance(0.03, "three times the spread of the three published shares", "2026-11-25")
@@ -29,7 +29,7 @@ KINDS: dict[str, tuple[Precision, bool, int]] = {
 
 
 def on_h100s(row: Printed) -> Run:
-    """Return the run of a published row; in a pipeline a batch has a microbatch for every stage.
+    """Return the run of a published row; in a pipeline a batch has a microbatch for every stage, TorchTitan's default.
 
     There TorchTitan keeps parameters gathered after the forward pass (its parallelize_llama.py at 004b314), and torch's
     pipelining reduces gradients once a step: ZeRO's stage 1 here.
@@ -122,7 +122,8 @@ def all_points(records: Sequence[Record]) -> list[Point]:
 
 
 SHOWN = (
-    MODEL, RANKS, PLAN, CHUNKS, PRECISION, of_run("compile", "compiled", lambda run: run.compile, text=True),
+    MODEL, RANKS, of_run("plan", "plan", plan_in_words, text=True), MICROBATCHES, PRECISION,
+    of_run("compile", "compiled", lambda run: run.compile, text=True),
     of_run("engine", "engine", lambda run: run.engine, text=True),
     Column(key="rate", header="rate per device", unit="tokens/s", si="tokens/s", digits=4, of=rate),
     printed("published_rate", "rate per device, published", "tokens/s", si="tokens/s"), RUNS, MARK,
@@ -171,11 +172,12 @@ EXPERIMENT = Experiment(
     table=table_of("llama", "Llama 3.1 on PyTorch's parallelism", SHOWN, all_points),
     cost={"smoke": "2 min, 2 CPU cores", "small": "9 min, 2 CPU cores", "paper": "60 min, 512 GPUs with 96 GB"},
     deviations="The paper's H100s have slower memory (HBM2e) and 500 W, which no prediction knows, so only ratios are "
-    "judged. 405B is simulated as ZeRO-1, since its pipelines keep parameters gathered; as ZeRO-3 two stages a rank "
-    "are predicted slower. Simulated steps know no compilation and no asynchronous tensor parallelism, which the "
-    "paper's 405B has; `selective` recomputes attention, the paper's selects operators. Steps in 8 bits are simulated "
-    "only: `run` calls these points invalid. At `smoke` and `small` Llamas of a few layers on one and two ranks, by "
-    "our engine and PyTorch's (FSDP2).",
+    "judged. How many microbatches 405B has is not printed: as many as stages, so that two stages a rank have twice as "
+    "many, half as large. It is simulated as ZeRO-1, since its pipelines keep parameters gathered; as ZeRO-3 two "
+    "stages a rank are predicted slower. Simulated steps know no compilation and no asynchronous tensor parallelism, "
+    "which the paper's 405B has; `selective` recomputes attention, the paper's selects operators. Steps in 8 bits are "
+    "simulated only: `run` calls these points invalid. At `smoke` and `small` Llamas of a few layers on one and two "
+    "ranks, by our engine and PyTorch's (FSDP2).",
     runs={
         "smoke": on_cpus(replace(named("llama-0.5m"), num_layers=4), 1), "small": on_cpus(named("llama-2m"), 8),
         "paper": list(PAPER),

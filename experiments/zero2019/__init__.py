@@ -7,14 +7,16 @@ from functools import cache
 from typing import Any
 
 from harness.experiment.kit import (
-    GB, TERA, UNTESTED, ModelConfig, Plan, Point, Printed, Recipe, Run, Tolerance, ZeroStage, as_predicted, gigabytes,
-    noted, of_run, published, repeated, untested,
+    GB, GIB, TERA, UNTESTED, ModelConfig, Plan, Point, Printed, Recipe, Run, Tolerance, ZeroStage, as_predicted,
+    gigabytes, noted, of_run, published, repeated, untested,
 )  # fmt: skip
 from harness.experiment.kit import printed as in_print
 from impl.cost.memory import memory_of_ranks
 
-V100 = 32e9
+V100 = 32 * GIB
 """Bytes of a device."""
+PRINTED_V100 = 32e9
+"""Bytes that the paper's formulas have for it: its GB are 1e9."""
 STAGES: tuple[ZeroStage, ...] = (0, 1, 2, 3)
 OF_ZERO_100B: ZeroStage = 2
 """Stage that divides gradients and optimizer states."""
@@ -79,9 +81,9 @@ def deepest(run: Run) -> ModelConfig:
     of = lambda layers: needed(replace(run, model=replace(run.model, num_layers=layers)))
     fits, too_many, a_layer = 1, 1001, of(2) - of(1)
     while too_many - fits > 1:
-        proposed = fits + int((V100 - of(fits)) / a_layer)
+        proposed = fits + int((PRINTED_V100 - of(fits)) / a_layer)
         tried = min(max(proposed, fits + 1), too_many - 1)
-        fits, too_many = (tried, too_many) if of(tried) <= V100 else (fits, tried)
+        fits, too_many = (tried, too_many) if of(tried) <= PRINTED_V100 else (fits, tried)
     return replace(run.model, num_layers=fits)
 
 

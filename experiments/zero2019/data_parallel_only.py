@@ -10,7 +10,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from experiments.zero2019 import OF_ZERO_100B, PRINTED_RATE, bars, compared, on_v100s, timed
+from experiments.zero2019 import OF_ZERO_100B, PRINTED_RATE, V100, bars, compared, on_v100s, timed
 from harness.experiment.kit import (
     BATCH, FLOP_RATE, MARK, MICROBATCH, MODEL, PERCENT, POINTS, RANKS, RUNS, ZERO_STAGE, Claim, Evidence, Experiment,
     ModelConfig, Plan, Point, Printed, Record, Run, figure_of, flop_rate, larger, measured_only, points, relative_to,
@@ -18,8 +18,6 @@ from harness.experiment.kit import (
 )  # fmt: skip
 from harness.records.measures import model_names, shape
 
-V100 = 32 * 2**30
-"""Bytes."""
 SIZES = ((2, 96, 8), (4, 128, 4), (6, 192, 2))
 """Layers, hidden size, and sequences of a rank: the larger a model, the fewer."""
 SHOWN = (
@@ -141,8 +139,9 @@ EXPERIMENT = Experiment(
         published=lambda one: in_print(one) / PERCENT,
     ),
     cost={"smoke": "1 min, 2 CPU cores", "small": "4 min, 2 CPU cores", "paper": "30 min, 128 GPUs with 32 GB"},
-    deviations="No dropout, with fused attention; vocabulary and sequence, 51,200 and 1,024, are assumed, and that all "
-    "layers are recomputed. The appendix's numbering of figures is older: its table 10 is for figure 4. At `smoke` and "
-    "`small` fp32 and three small models on two ranks, with 8, 4 and 2 sequences each; memory is no limit there.",
+    deviations="No dropout; fused attention in what runs, none in simulated steps; vocabulary and sequence, 51,200 "
+    "and 1,024, are assumed, and that all layers are recomputed. The appendix's numbering of figures is older: its "
+    "table 10 is for figure 4. At `smoke` and `small` fp32 and three small models on two ranks, with 8, 4 and 2 "
+    "sequences each; memory is no limit there.",
     runs={"smoke": small_runs(1, 64, 1), "small": small_runs(2, 128, 8), "paper": [*PAPER, PLAIN]},
 )  # fmt: skip

@@ -11,7 +11,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from experiments.zero2019 import COUNTED, PREDICTED, STAGES, V100, N, T, deepest, for_memory
+from experiments.zero2019 import COUNTED, PREDICTED, PRINTED_V100, STAGES, V100, N, T, deepest, for_memory
 from harness.experiment.kit import (
     GB, ZERO_STAGE, Claim, Column, Evidence, Experiment, ModelConfig, Plan, Point, Record, Run, Tolerance, ZeroStage,
     each, gigabytes, near, points, published, table_of, tally,
@@ -63,7 +63,7 @@ def in_paper() -> list[Point]:
     for row in rows.to_dict("records"):
         stage, tp = STAGES[int(row["quantity"].rpartition("_")[2])], row["tp"]
         run = deep(1, tp, stage, row["dp"])
-        numbers = {"formula": tp * V100 / model_state_bytes(run, 1), "published": row["value"] * 1e9}
+        numbers = {"formula": tp * PRINTED_V100 / model_state_bytes(run, 1), "published": row["value"] * 1e9}
         if stage in MEASURED:
             size = MEASURED[stage][tp]
             fits = count_parameters(deepest(on_v100s(*size, tp, stage))).total
@@ -78,7 +78,7 @@ def billions(key: str, header: str) -> Column:
 
 
 COLUMNS = (
-    T, N, ZERO_STAGE, gigabytes("limit", "memory", lambda one: LIMIT if one.run.plan.dp == 2 else V100),
+    T, N, ZERO_STAGE, gigabytes("limit", "memory", lambda one: LIMIT if one.run.plan.dp == 2 else PRINTED_V100),
     Column(key="layers", header="layers", of=lambda one: one.run.model.num_layers if one.records else None),
     billions("parameters", "parameters"), COUNTED, PREDICTED,
     billions("formula", "largest, formula"), billions("published", "largest, published"),

@@ -164,11 +164,11 @@ EXPERIMENT = Experiment(
     ),
     table=table,
     cost={"smoke": "1 min, 2 CPU cores", "small": "4 min, 2 CPU cores", "paper": "20 min, 400 GPUs with 32 GB"},
-    deviations="No dropout, with fused attention; the paper names neither vocabulary nor sequence: 51,200 and 1,024. "
-    "Figure 6's models are not trained: C1 to C5 are at the paper's sizes in figures 7 and 8, and figure 6 is held "
-    "against what is predicted, with its widest models' width. At `smoke` and `small` 4 or 8 ranks share two cores for "
-    "two steps: these say what is kept, and nothing of speed, which two tensor-parallel ranks are for, in fp32. A "
-    "CPU's memory is the host's, so that P_a+cpu moves nothing there.",
+    deviations="No dropout; fused attention in what runs, none in simulated steps; the paper names neither vocabulary "
+    "nor sequence: 51,200 and 1,024. Figure 6's models are not trained: C1 to C5 are at the paper's sizes in figures 7 "
+    "and 8, and figure 6 is held against what is predicted, with its widest models' width. At `smoke` and `small` 4 or "
+    "8 ranks share two cores for two steps: these say what is kept, and nothing of speed, which two tensor-parallel "
+    "ranks are for, in fp32. A CPU's memory is the host's, so that P_a+cpu moves nothing there.",
     runs={
         "smoke": [
             *five_ways(TINY, 2, 2, 4, TINY_BUCKETS), *for_speed(five_ways(SMOKE, 2, 1, 8, TINY_BUCKETS)[3:], 1),

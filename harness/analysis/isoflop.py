@@ -55,5 +55,5 @@ def profiles(records: Iterable[Record], loss: Callable[[Record], float]) -> list
 
 
 def exponent(found: Iterable[Profile]) -> Estimate:
-    """Return a of N_best ~ FLOPs^a, fitted to the logarithms of all budgets and seeds that have a best size."""
+    """Return a of N_best ~ FLOPs^a, fitted to each budget's mean logarithm of the best sizes of its seeds."""
     return slope([(math.log(one.flops), math.log(one.best)) for one in found if not math.isnan(one.best)])

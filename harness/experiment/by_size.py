@@ -3,13 +3,14 @@
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
+from itertools import pairwise
 from typing import Any
 
 from harness.analysis.columns import RANKS
 from harness.analysis.points import Point
 from harness.analysis.render import Column, number
 from harness.experiment.checks import falls_along
-from harness.experiment.claims import Check, Evidence, means, tally
+from harness.experiment.claims import Check, Evidence, less, means, tally
 from harness.experiment.comparison import Comparison
 from harness.records.measures import size_name
 from harness.records.parts import Evaluation
@@ -47,9 +48,10 @@ class BySize(Comparison):
 
 
 def with_size(measure: Callable[[Evaluation], float], name: str, unit: str) -> Check:
-    """Return a check that a loss falls with the number of parameters: the slope of both logarithms is below 0.
+    """Return a check that a loss falls with the number of parameters. A run that diverged refutes the claim.
 
-    The slope has an interval over all sizes and seeds. A run that diverged refutes the claim.
+    Where each size has several seeds every step in size is compared. Else the slope of both logarithms, through the
+    sizes' means, has to be below 0.
 
     Args:
         measure: function of an evaluation, as `lambda evaluation: evaluation.per("tokens")`.
@@ -64,11 +66,14 @@ def with_size(measure: Callable[[Evaluation], float], name: str, unit: str) -> C
         if math.isnan(found.mean):
             return None
         by_size = sorted(means(known).items())
+        losses = [loss for _, loss in by_size]
         numbers = ", ".join(f"{number(value.mean)} ({size_name(round(size))})" for size, value in by_size)
         wide = "" if found.half_width is None else f" ± {found.half_width:.2g}"
         text = f"exponent {found:.3f}{wide}; {unit}: {numbers}"
         if any(record.has_diverged for record in records):
             return tally([False], "", f"{text}; a run diverged")
+        if all(loss.n > 1 for loss in losses):
+            return tally([less(b, a) for a, b in pairwise(losses)], "steps in size", text)
         return tally([found.scaled(-1)], "", text)
 
     return check

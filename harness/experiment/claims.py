@@ -5,11 +5,12 @@ import dataclasses
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import Literal, NamedTuple, TypeVar
+from typing import Literal, NamedTuple, TypeVar, get_args
 
 from harness.records.measures import about, is_one_each, with_seconds
 from harness.records.record import Record
 from harness.records.statistics import Estimate, estimate, exact, repeats_to_decide
+from impl.errors import InputError
 
 _T = TypeVar("_T")
 Verdict = Literal["reproduced", "partly", "not reproduced", "cannot tell here", "not run here"]
@@ -103,6 +104,15 @@ class Claim:
     """True if the claim compares simulated with measured runs, and is judged by both together."""
     hardware: str = field(default="", kw_only=True)
     """Part of the name of the device that the claim's absolute numbers are for; other devices are not compared."""
+
+    def __post_init__(self) -> None:
+        """Check what the type checker does not see of the claims that functions make.
+
+        Raises:
+            InputError: `about` is no part of a machine.
+        """
+        if self.about not in (None, *(parts := get_args(Part))):
+            raise InputError(f"claim {self.text!r}: about {self.about!r}; valid: {', '.join(parts)}")
 
 
 def evidence(claims: Sequence[Claim], records: Sequence[Record]) -> dict[str, list[Evidence | None]]:

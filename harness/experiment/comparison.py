@@ -170,7 +170,12 @@ class Comparison:
         axis = self.at or self.shown[-1:]
         order = lambda one: tuple(str(each).zfill(9) for each in values(one, (*self.line, *axis)))
         there = {one.run for one in ours}
-        absent = [one for run, one in self.printed.items() if run not in there]
+        bases = {values(one, self.group): one for one in ours if one.is_baseline and one.printed}
+        absent = [
+            replace(one, printed=self._printed_over(one, bases.get(values(one, self.group))))
+            for run, one in self.printed.items()
+            if run not in there
+        ]
         counted = any(not math.isnan(rate_with_recomputation(one).mean) for one in ours)
         shown = (
             MODEL, RANKS, *self.shown, FLOP_RATE, RELATIVE, COUNTED, PRINTED_RATE, PRINTED_RELATIVE, BUBBLE,

@@ -186,23 +186,28 @@ def counts(found: Sequence[Judged]) -> dict[str, Any]:
     A claim that was simulated for several systems counts once, by the verdict of all systems together.
     """
     said: dict[str, Any] = {"claims": len({id(one.claim) for one in found})}
-    for kind, is_simulated in (("measured", False), ("simulated", True)):
-        verdicts = list(_once(found, is_simulated=is_simulated).values())
-        said[kind] = {each: verdicts.count(each) for each in VERDICTS if each != NOT_RUN}
+    said |= {runs: _counted(own) for runs, own in _by_runs(found).items()}
     return said | {NOT_RUN: sum(one.tier is None for one in found)}
 
 
-def _once(found: Sequence[Judged], *, is_simulated: bool) -> dict[int, Verdict]:
-    """Return one verdict on each claim that was measured, or simulated, by the identity of the claim."""
+def _by_runs(found: Sequence[Judged]) -> dict[str, list[Judged]]:
+    """Return the verdicts on measured and those on simulated runs."""
+    of = lambda is_simulated: [one for one in found if bool(one.systems) == is_simulated]
+    return {"measured": of(False), "simulated": of(True)}
+
+
+def _counted(found: Iterable[Judged]) -> dict[Verdict, int]:
+    """Count verdicts, one on each claim."""
     by_claim: dict[int, list[Verdict]] = {}
     for one in found:
-        if one.tier and bool(one.systems) == is_simulated:
+        if one.tier:
             by_claim.setdefault(id(one.claim), []).append(one.verdict)
-    return {claim: together(verdicts) for claim, verdicts in by_claim.items()}
+    verdicts = [together(of) for of in by_claim.values()]
+    return {each: verdicts.count(each) for each in VERDICTS if each != NOT_RUN}
 
 
 def together(verdicts: Sequence[Verdict]) -> Verdict:
-    """Return one verdict on a claim for several systems: the common one, else `partly` if some system reproduces it."""
+    """Return one verdict of several: the common one, else `partly` if one of them is that the claim is reproduced."""
     said = set(verdicts)
     if len(said) == 1:
         return verdicts[0]
@@ -210,14 +215,17 @@ def together(verdicts: Sequence[Verdict]) -> Verdict:
 
 
 def by_kind(found: Sequence[Judged]) -> list[tuple[Kind, str, dict[Verdict, int]]]:
-    """Return for every kind of claim the verdicts on measured and on simulated runs, counted; none are left out."""
+    """Return for every kind of claim the verdicts on measured and on simulated runs, counted; none are left out.
+
+    Arithmetic is counted once, whatever runs it was shown with.
+    """
     rows: list[tuple[Kind, str, dict[Verdict, int]]] = []
     for kind in KINDS:
         own = [one for one in found if one.claim.kind == kind]
-        for runs, is_simulated in (("measured", False), ("simulated", True)):
-            verdicts = list(_once(own, is_simulated=is_simulated).values())
-            if verdicts:
-                rows.append((kind, runs, {each: verdicts.count(each) for each in VERDICTS if each != NOT_RUN}))
+        by_runs = {"formulas": own} if kind == "arithmetic" else _by_runs(own)
+        for runs, of in by_runs.items():
+            if any((said := _counted(of)).values()):
+                rows.append((kind, runs, said))
     return rows
 
 

@@ -136,19 +136,24 @@ def estimate(values: Sequence[float]) -> Estimate:
 
 
 def slope(pairs: Sequence[tuple[float, float]]) -> Estimate:
-    """Return the least-squares slope of the second numbers over the first, with Student's 95% interval.
+    """Return the least-squares slope of the second numbers' means at each first number, with Student's 95% interval.
 
-    UNKNOWN without two different first numbers; without an interval for two pairs.
+    Repeats at one place are as far off a line together, so that they are one place of it, not several.
+    UNKNOWN without two places; without an interval for two.
     """
-    n = len(pairs)
-    x, y = (math.fsum(column) / n for column in zip(*pairs, strict=True)) if n else (0.0, 0.0)
-    spread = math.fsum((a - x) ** 2 for a, _ in pairs)
+    repeats: dict[float, list[float]] = {}
+    for a, b in pairs:
+        repeats.setdefault(a, []).append(b)
+    places = [(a, math.fsum(of) / len(of)) for a, of in repeats.items()]
+    n = len(places)
+    x, y = (math.fsum(column) / n for column in zip(*places, strict=True)) if n else (0.0, 0.0)
+    spread = math.fsum((a - x) ** 2 for a, _ in places)
     if not spread:
         return UNKNOWN
-    found = math.fsum((a - x) * (b - y) for a, b in pairs) / spread
+    found = math.fsum((a - x) * (b - y) for a, b in places) / spread
     if n < 3:
         return Estimate(found, None, n)
-    residual = math.fsum((b - y - found * (a - x)) ** 2 for a, b in pairs)
+    residual = math.fsum((b - y - found * (a - x)) ** 2 for a, b in places)
     return Estimate(found, t_quantile(n - 2) * math.sqrt(residual / (n - 2) / spread), n, n - 2)
 
 

@@ -254,7 +254,7 @@ def content(found: Found, findings: str, out: Path | None = None) -> Iterator[Pa
     if simulated is not None:
         tier, records = simulated
         systems = _listed(f"{r.environment.system} ({r.environment.stack})" for r in records)
-        yield f"## Simulated\n\nTier `{tier}`, simulated for {systems}. {_counted(tier, records)}"
+        yield f"## Simulated\n\nTier `{tier}`, simulated for {systems}. {_habits(records)}{_counted(tier, records)}"
         yield from _tables(e, [] if e.table else [scaling_table(records)], records)
         if ran is None or ran[0] != tier:
             yield from _figures(out, e, tier)
@@ -271,6 +271,13 @@ def _texts(e: Experiment) -> Iterator[str]:
 
 def _counted(tier: Tier, records: Sequence[Record]) -> str:
     return f"{denominators(records)}. Records, tables and figures: [{tier}]({tier})."
+
+
+def _habits(records: Iterable[Record]) -> str:
+    """Return how simulated runs differ from those asked for, by their system's software."""
+    found = sorted({one for record in records for one in record.prediction.warnings if one.startswith("as ")})
+    whole = [one for one in found if not any(other != one and other.startswith(one) for other in found)]
+    return "".join(f"{one[0].upper()}{one[1:]}. " for one in whole)
 
 
 def _tables(e: Experiment, first: Iterable[Table], records: Sequence[Record]) -> Iterator[Table]:

@@ -195,14 +195,14 @@ def _judgement(judge: Judge, run: Run) -> Judged:
         return {"reason": str(error)}
 
 
-def study_of(name: str, path: Path | None = None) -> "Study":
+def study_of(name: str, path: Path | None = None, seed: int = 0) -> "Study":
     """Return the Optuna study of this name; it resumes from its file, if there is one, and is kept there."""
     import optuna
     from optuna.storages.journal import JournalFileBackend
 
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     storage = path and optuna.storages.JournalStorage(JournalFileBackend(str(path)))
-    sampler = optuna.samplers.TPESampler(seed=0, multivariate=True)
+    sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True)
     return optuna.create_study(storage=storage, sampler=sampler, study_name=name, load_if_exists=True)
 
 
