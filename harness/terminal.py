@@ -112,7 +112,7 @@ def parse_bytes(text: str) -> float:
 def shown(size: float) -> str:
     """Return a number of bytes as text: `51.2 GiB`."""
     unit = next((unit for unit, scale in UNITS.items() if size >= scale), "KiB")
-    return f"{size / UNITS[unit]:.3g} {unit}" if size < 1000 * UNITS[unit] else f"{size / UNITS[unit]:,.0f} {unit}"
+    return f"{size / UNITS[unit]:.3g} {unit}" if size < 999.5 * UNITS[unit] else f"{size / UNITS[unit]:,.0f} {unit}"
 
 
 def counted(words: Sequence[str]) -> str:

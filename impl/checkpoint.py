@@ -339,12 +339,20 @@ def identity(trainer: Trainer) -> State:
     """Return the properties that a checkpoint must share with the training that loads it."""
     run = trainer.run
     model = {f"model.{name}": value for name, value in dataclasses.asdict(run.model).items()}
-    return {**model, "model.vocab_size": trainer.vocab_size, "seed": run.seed, "data": trainer.data.sha256}
+    return resolved({**model, "model.vocab_size": trainer.vocab_size, "seed": run.seed, "data": trainer.data.sha256})
+
+
+def resolved(identity: State) -> State:
+    """Return an identity with sizes in place of None, which stands for a size that follows from others."""
+    mlp = identity["model.mlp_size"] or 4 * identity["model.hidden_size"]
+    expert = identity["model.expert_size"] or mlp if identity["model.experts"] else None
+    heads = identity["model.kv_heads"] or identity["model.num_heads"]
+    return identity | {"model.mlp_size": mlp, "model.expert_size": expert, "model.kv_heads": heads}
 
 
 def with_defaults(saved: State) -> State:
     """Return a checkpoint's identity with defaults for the model's fields that are missing from it."""
-    return {f"model.{field.name}": field.default for field in dataclasses.fields(ModelConfig)} | saved
+    return resolved({f"model.{field.name}": field.default for field in dataclasses.fields(ModelConfig)} | saved)
 
 
 def why_another(there: State, own: State) -> str:

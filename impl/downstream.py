@@ -66,9 +66,9 @@ def _last_words(path: Path, run: Run, data: TokenFolder, work: Work) -> Evaluati
     """
     seq_len, encode = run.model.seq_len, data.tokenizer.encode_batch
     passages = _read_passages(path, seq_len)
-    words = encode([f" {word}" for _, word in passages])
     contexts = encode([context for context, _ in passages])
-    rows = [(np.concatenate([c, w])[-seq_len - 1 :], len(w)) for c, w in zip(contexts, words, strict=True)]
+    wholes = encode([f"{context} {word}" for context, word in passages])  # some tokenizers mark where a text begins
+    rows = [(ids[-seq_len - 1 :], len(ids) - len(c)) for ids, c in zip(wholes, contexts, strict=True)]
     rows.sort(key=lambda row: len(row[0]), reverse=True)  # batches of similar lengths, the longest first
 
     def score(picks: np.ndarray) -> tuple[torch.Tensor, int]:

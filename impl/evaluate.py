@@ -223,7 +223,10 @@ def validation(run: Run, data: TokenFolder, work: Work) -> Evaluation:
     windows = Windows(ids, data.manifest.eot, seq_len, overlap, most)
     nats, tokens = work.score(windows)
     is_whole = windows.covered == len(ids)
-    words, size = (split.words, split.bytes) if is_whole else text_counts(data.tokenizer, windows)
+    if is_whole:
+        words, size = split.words, split.bytes
+    else:  # of a part only the tokens are known, which may not say what the text was
+        words, size = text_counts(data.tokenizer, windows) if data.tokenizer.is_exact else (None, None)
     key |= {"sequences": "all" if is_whole else windows.count}
     return Evaluation(name="valid", kind="causal", nats=nats, tokens=tokens, words=words, bytes=size, key=key)
 

@@ -17,7 +17,9 @@ if TYPE_CHECKING:
 
 
 def learning_rate(recipe: Recipe, step: int) -> float:
-    """Return the learning rate of a step: linear warm-up over `warmup_steps`, then decay to `min_lr` at the last step.
+    """Return the learning rate of a step: linear warm-up over `warmup_steps`, then decay to `min_lr`.
+
+    It would reach that a step after the last.
 
     Source: Megatron-LM 2019, section 4.2 (cosine), PTD-P's scripts (linear).
     """
@@ -147,7 +149,7 @@ class MasterAdamW:
                     betas = (recipe.beta1, recipe.beta2, recipe.eps) if fixed is None else (0.0, 0.0, TINY)
                     adamw(
                         group.weights,
-                        [gradient[place] for place in group.places],
+                        [gradient[place] if fixed is None else gradient[place].sign() for place in group.places],
                         group.means,
                         group.squares,
                         [],

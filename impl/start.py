@@ -41,7 +41,7 @@ def upcycled(there: State, here: State) -> Source | None:
 
     Source: Sparse Upcycling, Komatsuzaki et al. 2022 (2212.05055); so inherits CPM-2, Zhang et al. 2021 (2106.10715).
     """
-    is_same_size = here["model.expert_size"] in (None, there["model.mlp_size"])
+    is_same_size = here["model.expert_size"] == there["model.mlp_size"]
     if there["model.experts"] or there["model.biases"] or not is_same_size:
         return None
     return lambda name: "" if ".mlp.router." in name else re.sub(r"(?<=\.mlp\.)experts\.\d+\.", "", name)
@@ -57,11 +57,15 @@ GROWTHS: dict[tuple[str, ...], Callable[[State, State], Source | None]] = {
 """Rules by the fields in which they let models differ: from both identities, the checkpoint's first, the source."""
 
 
+FREE = ("seed", "model.dropout", "model.attention_dropout", "model.init_std")
+"""Fields in which training may differ from what it starts from: none changes what the weights mean."""
+
+
 def start_from(folder: Path, trainer: Trainer, group: dist.ProcessGroup) -> int:
     """Load the weights of the newest complete checkpoint in a folder as initial weights, and return its step.
 
     Moments and everything else keep their initial values. Heads that the checkpoint does not have keep their initial
-    weights; the seed, the layout, the precision and dropout may differ. What a model has more than the checkpoint's, by
+    weights; the layout, the precision and FREE may differ. What a model has more than the checkpoint's, by
     one of GROWTHS, begins as copies.
 
     Memory: as `Checkpoints.load`.
@@ -73,7 +77,7 @@ def start_from(folder: Path, trainer: Trainer, group: dist.ProcessGroup) -> int:
     if saved is None:
         raise InputError(f"start: {'; '.join(damaged) or f'no checkpoint in {folder}'}")
     there = with_defaults(saved.state["identity"])
-    here = {name: value for name, value in identity(trainer).items() if name not in ("seed", "model.dropout")}
+    here = {name: value for name, value in identity(trainer).items() if name not in FREE}
     sources, explained = list[Source](), State()
     for fields, growth in GROWTHS.items():
         if any(there[name] != here[name] for name in fields) and (source := growth(there, here)):

@@ -57,6 +57,8 @@ def bench(
     """
     if not 0 < tolerance < math.inf:
         raise InputError(f"--tolerance {tolerance}: must be more than 0, and finite")
+    if history and (keep or compare):
+        raise InputError("--history: measures nothing; valid without --keep and --compare")
     if history:
         return tell_history(only, tolerance, json=json)
     before = _baseline(compare) if compare else None

@@ -9,6 +9,7 @@ around both means. Both parts are then divided by the same rule. Two measurement
 import math
 import subprocess
 from collections.abc import Sequence
+from fnmatch import fnmatch
 from statistics import fmean, median, pstdev
 from typing import Any, NamedTuple
 
@@ -117,13 +118,13 @@ def history(only: str | None, tolerance: float, *, json: bool) -> int:
     """Print a line for each benchmark over the committed baselines.
 
     Args:
-        only: part of a benchmark's name.
+        only: part of a benchmark's name, or a pattern of it.
         tolerance: share of a time by which it has to change.
         json: print one JSON document.
     """
     rows = []
     for (name, machine), series in series_of(committed()).items():
-        if only is None or only in name:
+        if only is None or only in name or fnmatch(name, only):
             found = [str(change) for change in changes(series, tolerance)]
             row: dict[str, Any] = {
                 "name": name.replace("test_", "").replace(".py::", ": "),
@@ -134,7 +135,7 @@ def history(only: str | None, tolerance: float, *, json: bool) -> int:
             row |= {"first": series[0].seconds, "last": series[-1].seconds, "changes": ", ".join(found)}
             rows.append(row)
     if not rows:
-        raise InputError(f"--only {only!r}: no committed benchmark has this in its name")
+        raise InputError(f"--only {only!r}: no committed benchmark has this in its name, or matches it")
     changed = sum(bool(row["changes"]) for row in rows)
     notes = (f"Changed: by more than {100 * tolerance:g}%, and three standard errors, on one machine. {changed} did.",)
     table = Table("history", "Benchmarks over commits", COLUMNS, pd.DataFrame(rows), notes)

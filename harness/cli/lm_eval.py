@@ -51,10 +51,14 @@ class OurModel(TemplateLM):
     Args:
         overlap: tokens of context that the next window of a long text keeps, unscored.
         batch: sequences in a forward pass.
+        is_limited: experts take a share of a sequence, which is then not to be as long as others beside it.
     """
 
-    def __init__(self, scorer: Scorer, tokenizer: Tokenizer, *, seq_len: int, overlap: int, batch: int) -> None:
+    def __init__(
+        self, scorer: Scorer, tokenizer: Tokenizer, *, seq_len: int, overlap: int, batch: int, is_limited: bool
+    ) -> None:
         super().__init__()
+        self.is_limited = is_limited
         self.scorer, self.encoder = scorer, tokenizer
         self.seq_len, self.overlap, self.batch = seq_len, overlap, batch
 
@@ -82,7 +86,8 @@ class OurModel(TemplateLM):
         found: dict[int, tuple[float, bool]] = {}
         for start in range(0, len(order), self.batch):
             part = order[start : start + self.batch]
-            padded = np.full((len(part), len(rows[part[0]])), self.encoder.eot, np.int64)
+            width = self.seq_len + 1 if self.is_limited else len(rows[part[0]])
+            padded = np.full((len(part), width), self.encoder.eot, np.int64)
             for line, i in zip(padded, part, strict=True):
                 line[: len(rows[i])] = rows[i]
             nats, is_likeliest = self.scorer.next_token(padded[:, :-1], padded[:, 1:])
@@ -112,7 +117,8 @@ def scores(run: Run, tokenizer: Tokenizer, scorer: Scorer) -> list[float]:
     """
     logging.getLogger("lm_eval").setLevel(logging.ERROR)
     overlap, batch = run.evaluation.overlap, run.train.microbatch
-    model = OurModel(scorer, tokenizer, seq_len=run.model.seq_len, overlap=overlap, batch=batch)
+    how = {"overlap": overlap, "batch": batch, "is_limited": run.model.expert_capacity is not None}
+    model = OurModel(scorer, tokenizer, seq_len=run.model.seq_len, **how)
     tasks = dict(_tasks(run))
     found = evaluator.evaluate(model, tasks, bootstrap_iters=0, log_samples=False)
     results: dict[str, Any] = (found or {}).get("results", {})

@@ -1,5 +1,6 @@
 """Functions of the verbs of the command line."""
 
+import contextlib
 import dataclasses
 import json as json_format
 import tempfile
@@ -53,6 +54,8 @@ def list_experiments(
     from harness.experiment.loading import experiment_ids, load
     from harness.report.results import described
 
+    if markdown and (text or json):
+        raise InputError("--markdown: prints the whole index; valid without WORD and without --json")
     if markdown:
         from harness.report import experiments_md
 
@@ -131,6 +134,10 @@ def run(
     trying.require()
     saving.require(which.out, folders.OWN, profile=profile)
     _require_together(detach and place.on != "slurm", ghost and (json or not dry_run))
+    if detach and saving.track:
+        raise InputError("--track: follows points until they end; valid without --detach, or with `lmscale watch`")
+    if place.on == "torchrun" and (jobs or 1) > 1:
+        raise InputError("--jobs: torchrun's processes carry out one point after another; valid with it: 1")
     chosen = which.chosen(TIERS[0])
     found, _, store, points = chosen
     runs = [point.run for point in points]
@@ -144,9 +151,11 @@ def run(
             print_plan(found, Sweep(store, datasets, options), points, json)
             return int(bool(refused) or (ghost and not all_fit({p.label: p.run for p in points}, site.device)))
         if refused:
-            return print_refused(found, store, refused, which.words(), json)
+            return print_refused(found, store, refused, None if which.sweep or which.data else which.words(), json)
     carry_out(points, store, datasets, options)
-    return tell_submitted(chosen, which.words(data=True), json) if detach else tell_results(found, store, points, json)
+    if detach:
+        return tell_submitted(chosen, which.words(data=True), json)
+    return tell_results(found, store, points, json, were_run=True)
 
 
 def _require_together(is_detached_here: bool, is_ghost_alone: bool) -> None:
@@ -322,7 +331,9 @@ def prepare(
     from impl.data.prepare import prepare as prepare_text
     from impl.data.tokens import TokenFolder
 
-    before = TokenFolder.open(out).sha256 if (out / "manifest.json").is_file() else None
+    before = None
+    with contextlib.suppress(InputError):  # there is none, or a damaged one
+        before = TokenFolder.open(out).sha256
     console = Console(stderr=True)
     with Progress(console=console, transient=True, disable=not console.is_terminal) as progress:
         task = progress.add_task("tokenising", total=None)

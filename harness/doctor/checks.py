@@ -38,7 +38,7 @@ SKEW_SECONDS = 2.0
 """Difference of clocks above which times of records and files mislead."""
 POINT_MINUTES = 24 * 60 + 5
 """Time that `run` requests from the scheduler without --time-limit."""
-USABLE = ("idle", "mix", "mixed", "alloc", "allocated", "comp", "completing", "resv", "reserved")
+USABLE = ("idle", "mix", "mixed", "alloc", "allocated", "comp", "completing", "resv", "reserved", "plnd", "planned")
 """Slurm's states of nodes that run jobs, or can soon."""
 
 
@@ -198,7 +198,7 @@ def clock_of_files(scratch: Path) -> Check:
     path.write_text("now")
     stamped = path.stat().st_mtime
     apart = max(before - stamped, stamped - time.time(), 0.0)
-    mend = "ask for NTP on the file server and here: times of files mislead readers, though no decision depends on them"
+    mend = "ask for NTP on the file server and here: times of files mislead readers, but not decisions on jobs"
     return check("file times", f"{apart:.1f} s from this machine's clock", (apart > SKEW_SECONDS, "warning", mend))
 
 

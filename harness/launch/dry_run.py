@@ -61,16 +61,17 @@ def none_can_run(chosen: Sequence[Point], store: Store, datasets: Datasets, opti
 
 
 def print_refused(
-    found: Experiment, store: Store, refused: Mapping[Point, str], words: Sequence[str], json: bool
+    found: Experiment, store: Store, refused: Mapping[Point, str], words: Sequence[str] | None, json: bool
 ) -> int:
     """Print why no point can run here, each reason once with the number of its points; return 1.
 
     Args:
-        words: options that choose these points, for the command that predicts them, shown if that is of the same runs.
+        words: options by which `predict` chooses these points, whose command is shown if they can be predicted; None:
+            it has no such options.
     """
     are_predicted = all(point.run.engine == "native" and not point.run.problems() for point in refused)
-    command = " ".join(["lmscale predict", found.id, "--tier", store.tier, "--system NAME", *words])
-    predict = command if are_predicted else None
+    command = " ".join(["lmscale predict", found.id, "--tier", store.tier, "--system NAME", *(words or ())])
+    predict = command if are_predicted and words is not None else None
     if json:
         rows = [{"id": point.id, "point": point.label, "why_invalid": reason} for point, reason in refused.items()]
         print_json({"experiment": found.id, "tier": store.tier, "points": rows, "predict": predict})

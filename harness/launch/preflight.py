@@ -127,6 +127,8 @@ def _vocabulary(run: Run, data: TokenFolder) -> str | None:
     needed = data.manifest.vocab_size + SPECIAL_TOKENS[run.model.family]
     if run.model.vocab_size is not None and run.model.vocab_size < needed:
         return f"model.vocab_size {run.model.vocab_size} is below the {needed} tokens of {run.data.dataset}"
+    if data.manifest.tokenizer == "amino" and (run.evaluation.texts or run.evaluation.lambada):
+        return "evaluation.texts and evaluation.lambada need letters and spaces that the tokenizer amino does not have"
     for split in SPLITS:
         # BERT draws its second segment from elsewhere in the text
         tokens, least = data.manifest.split(split).tokens, SEGMENTS[run.model.family] * run.model.seq_len + 1

@@ -41,6 +41,8 @@ def _options(extra: Mapping[str, Any]) -> Mapping[str, Any]:
             raise ValueError(f"{option} cannot be set by a site; not valid: {', '.join(OURS)}")
         if option in own:
             raise ValueError(f"{option} has a setting of its own, {option.replace('-', '_')}")
+        if option == "cpus-per-task":
+            raise ValueError(f"{option} has a setting of its own, cpus_per_rank, which srun is given as well")
         number = isinstance(setting, int) and not isinstance(setting, bool) and 0 <= setting <= 10**9
         word = isinstance(setting, str) and len(setting) <= 200 and re.fullmatch(r"[\w.,:@+/%=*-]+", setting, re.ASCII)
         if not (number or word or setting is True):

@@ -26,7 +26,7 @@ from harness.rank.devices import DeviceKind, gpu_count, visible_gpus
 from harness.rank.job import Where, keep
 from harness.rank.orders import Orders
 from harness.rank.slurm_queue import ASK_SECONDS, submissions
-from harness.rank.slurm_task import supervise
+from harness.rank.slurm_task import BEGAN, supervise
 from harness.rank.torchrun import Agents
 from harness.records.environment import CODE
 from impl.errors import InputError
@@ -103,7 +103,8 @@ class Site:
     def submit(self, attempts: Sequence[Path], ranks: int, seconds: float, at_once: int = 0) -> list[str]:
         """Start the ranks of each attempt, and return at once, with the jobs' numbers.
 
-        On Slurm the attempts are one array, of which `at_once` run at the same time (0: as many as there is room for).
+        On Slurm the attempts are one array, of which `at_once` run at the same time (0: as many as there is room for);
+        of several arrays, of ARRAY attempts each, at least one.
         The file of an attempt's job is written as soon as there is one.
 
         Raises:
@@ -115,8 +116,10 @@ class Site:
                 self.announce(str(attempt.resolve()))
             return started
         arrays = [attempts[i : i + ARRAY] for i in range(0, len(attempts), ARRAY)]
-        share = -(-at_once // len(arrays)) if arrays else 0
-        return [job for array in arrays for job in self._submit(array, ranks, seconds, share)]
+        least, more = divmod(at_once, len(arrays) or 1)
+        shares = [max(least + (i < more), at_once > 0) for i in range(len(arrays))]
+        parts = zip(arrays, shares, strict=True)
+        return [job for array, share in parts for job in self._submit(array, ranks, seconds, share)]
 
     def script(
         self, ranks: int, seconds: float, points: int = 1, at_once: int = 0, folder: Path = Path(), threads: int = 1
@@ -204,7 +207,11 @@ class Site:
             time=limit,
             signal_delay_s=site.signal_seconds,
             array_parallelism=at_once or ARRAY,
-            setup=[f"export PYTHONPATH={shlex.quote(str(CODE))}${{PYTHONPATH:+:$PYTHONPATH}}", *site.setup],
+            setup=[
+                f"export {BEGAN}=$(date +%s)",
+                f"export PYTHONPATH={shlex.quote(str(CODE))}${{PYTHONPATH:+:$PYTHONPATH}}",
+                *site.setup,
+            ],
             # srun does not take the processors from sbatch; a supervisor exits otherwise only when it was killed
             srun_args=["--kill-on-bad-exit=1", *([f"--cpus-per-task={cpus}"] if cpus else [])],
             additional_parameters={"requeue": True, **extra},

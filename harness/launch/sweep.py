@@ -191,6 +191,9 @@ class Sweep:
             self.display.finished(entry.point, record)
             return
         self.display.skipped(entry.point)
+        if record is None and entry.starts:
+            tries = "1 try" if entry.starts == 1 else f"{entry.starts} tries"
+            self._message(entry, f"no result is left of {tries}; the same command starts it again")
         if record is not None and record.status not in FINISHED and self.may_start:
             self.left.append(entry.point)
 

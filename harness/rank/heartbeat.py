@@ -13,6 +13,7 @@ import time
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import asdict, dataclass, field
+from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
 from typing import IO, TYPE_CHECKING, Literal
@@ -41,6 +42,8 @@ WORDS = {
     "profiling": "profiling",
 }
 MOST_PLACES = 8
+CLOCK_SECONDS = 600.0
+"""Time for which the difference of a file system's clock to this machine's counts as known."""
 
 
 class Shared(ctypes.Structure):
@@ -176,12 +179,30 @@ def read_alive(attempt: Path, rank: int) -> Alive | None:
     return read_as(Alive, attempt / f"rank-{rank}.alive.json")
 
 
+@lru_cache(maxsize=64)
+def _ahead(folder: Path, _period: int) -> float:
+    """Return by how many seconds the clock of a folder's file system is ahead of this machine's; 0 if it is unknown."""
+    with suppress(OSError), tempfile.NamedTemporaryFile(prefix=".clock-", dir=folder) as stamp:
+        os.utime(stamp.fileno())
+        return os.fstat(stamp.fileno()).st_mtime - time.time()
+    return 0.0
+
+
+def age(path: Path) -> float:
+    """Return the seconds since a file of an attempt was written, by the clock of its file system, a server's perhaps.
+
+    Raises:
+        OSError: there is no such file.
+    """
+    return time.time() + _ahead(path.parent.parent, int(time.monotonic() // CLOCK_SECONDS)) - path.stat().st_mtime
+
+
 def is_alive(attempt: Path, seconds: float) -> bool:
     """Return True if the state of a rank that has not ended was written within this time."""
     for path in attempt.glob("rank-*.alive.json"):
         with suppress(OSError):
-            found, age = read_as(Alive, path), time.time() - path.stat().st_mtime
-            if found is not None and not found.ended and age < seconds:
+            found = read_as(Alive, path)
+            if found is not None and not found.ended and age(path) < seconds:
                 return True
     return False
 
@@ -190,7 +211,7 @@ def has_news(attempt: Path, seconds: float) -> bool:
     """Return True if the state or the result of any rank, also of one that has ended, was written within this time."""
     for path in attempt.glob("rank-*.json"):
         with suppress(OSError):
-            if time.time() - path.stat().st_mtime < seconds:
+            if age(path) < seconds:
                 return True
     return False
 

@@ -1,8 +1,10 @@
 """Processor time on the cores of a rank while it trains: its own, of all programs, and what other machines took."""
 
 import os
+import re
 import sys
 import time
+from pathlib import Path
 from typing import Any
 
 import psutil
@@ -14,9 +16,8 @@ class HostUse:
     """Clock of processor time that starts when it is made."""
 
     def __init__(self, local_rank: int) -> None:
-        every = range(os.cpu_count() or 1)
         self.local_rank = local_rank
-        self.cores = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else list(every)
+        self.cores = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else _numbers()
         self.begun = self._now()
 
     def so_far(self) -> Document:
@@ -26,10 +27,20 @@ class HostUse:
         return {"local_rank": self.local_rank, "core": self.cores[0], "cores": len(self.cores), **spent}
 
     def _now(self) -> dict[str, float]:
-        times = [one for core, one in enumerate(psutil.cpu_times(percpu=True)) if core in set(self.cores)]
+        every = zip(_numbers(), psutil.cpu_times(percpu=True), strict=False)
+        times = [one for core, one in every if core in set(self.cores)]
         stolen = sum(getattr(one, "steal", 0.0) for one in times)
         busy = sum(map(_busy, times))
         return {"seconds": time.perf_counter(), "own": time.process_time(), "busy": busy, "stolen": stolen}
+
+
+def _numbers() -> list[int]:
+    """Return the numbers of the processors, in psutil's order; where one is switched off they have gaps."""
+    try:
+        lines = Path("/proc/stat").read_text().splitlines()
+    except OSError:
+        return list(range(os.cpu_count() or 1))
+    return [int(number[1]) for line in lines if (number := re.match(r"cpu(\d+) ", line))]
 
 
 def _busy(times: Any) -> float:

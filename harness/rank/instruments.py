@@ -33,6 +33,11 @@ class Measured:
     seconds: dict[str, float] = field(default_factory=dict)
     resumed: list[int] = field(default_factory=list)
     """Steps at which training was resumed from a checkpoint."""
+    peak_bytes: int = 0
+    memory: dict[str, int] | None = None
+    """Bytes of the inspected step's tensors, by what they are."""
+    timeline: list[list[Any]] | None = None
+    """Rows of the latest step, as `Stopwatch.row`; of one that was not inspected."""
 
     @classmethod
     def read(cls, entries: Sequence[Any]) -> "Measured | None":
@@ -113,7 +118,8 @@ class Inspection:
         self.trainer, self.mesh, self.watch = trainer, mesh, watch
         # the compiler decides what a compiled layer keeps, and hooks would make it compile again
         self.activations = None if trainer.run.compile else activation_bytes(trainer)._asdict()
-        self.memory: dict[str, int] | None = None
+        is_first = not any(mesh.get_local_rank(axis) for axis in AXES[1:])
+        self.shows_timeline = trainer.run.plan.pp > 1 and is_first
 
     def step(self, i: int, measured: Measured) -> Step:
         """Do a step, and measure its memory and the traffic of this rank's collectives by axes of the mesh."""
@@ -123,7 +129,7 @@ class Inspection:
         tracking = nullcontext() if trainer.run.compile else tracked(trainer.held(), trainer.device, passing)
         with counted() as counts, tracking as memory:
             step = trainer.step(i)
-        self.memory = memory.parts(trainer.held()) if memory is not None else None
+        measured.memory = memory.parts(trainer.held()) if memory is not None else None
         measured.traffic = {}
         axes = {str(self.mesh.get_group(axis).group_name): axis for axis in AXES}
         some = {"tp": trainer.tp.group, "features": trainer.tp.features, "heads": trainer.tp.neighbours}
@@ -141,14 +147,18 @@ class Inspection:
             ops[op] = dataclasses.asdict(count + Count(**ops.get(op, {})))
         return step
 
+    def keep(self, measured: Measured) -> None:
+        """Keep the timeline of the latest step; one rank of each pipeline rank has it."""
+        if self.shows_timeline:
+            measured.timeline = self.watch.row() or measured.timeline
+
     def of_rank(self, measured: Measured) -> Document:
-        """Return this rank's part of the record; one rank of each pipeline rank has the timeline."""
-        is_first = not any(self.mesh.get_local_rank(axis) for axis in AXES[1:])
-        shows_timeline = self.trainer.run.plan.pp > 1 and is_first
+        """Return this rank's part of the record."""
+        self.keep(measured)
         return {
             "state_bytes": state_bytes(self.trainer)._asdict(),
             "activation_bytes": self.activations,
-            "memory": self.memory,
+            "memory": measured.memory,
             "traffic": measured.traffic,
-            "timeline": self.watch.row() if shows_timeline else None,
+            "timeline": measured.timeline,
         }

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Literal
 
+from harness.rank.heartbeat import age
 from harness.rank.json_files import read_as, write_as
 from harness.records.attempts import JOB as JOB
 
@@ -71,8 +72,7 @@ def job_of(attempt: Path) -> Job | None:
 def is_unreadable(attempt: Path) -> bool:
     """Return True if an attempt has a file of its job that stays unreadable for longer than a submission takes."""
     with contextlib.suppress(OSError):
-        age = time.time() - (attempt / JOB).stat().st_mtime
-        return age > SUBMIT_SECONDS and job_of(attempt) is None
+        return age(attempt / JOB) > SUBMIT_SECONDS and job_of(attempt) is None
     return False
 
 

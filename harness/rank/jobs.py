@@ -59,11 +59,10 @@ def _jobs(attempts: Iterable[Path]) -> dict[Path, Job]:
 
 def _local(attempt: Path, job: Job, commands: Callable[[], list[list[str]]]) -> JobState:
     """Return the state of a process of this machine, and of ranks that run on without it."""
-    if job.host != socket.gethostname():
-        return ELSEWHERE
     folder = attempt.resolve()
-    is_running = _launcher(folder, job) is not None or any(_works_on(words, folder) for words in commands())
-    return JobState("running" if is_running else "ended")
+    if _launcher(folder, job) is not None or any(_works_on(words, folder) for words in commands()):
+        return JobState("running")  # under whatever name this machine has by now
+    return JobState("ended") if job.host == socket.gethostname() else ELSEWHERE
 
 
 def _launcher(attempt: Path, job: Job) -> psutil.Process | None:

@@ -52,7 +52,7 @@ def has_results(attempt: Path) -> bool:
 
 
 class StepLog:
-    """Log of a rank's steps, a line each, which is at most FLUSH_SECONDS behind.
+    """Log of a rank's steps, a line each, written at the first step that ends FLUSH_SECONDS after the last writing.
 
     Raises:
         OSError: it cannot be written; with its name.

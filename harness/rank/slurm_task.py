@@ -17,6 +17,8 @@ from harness.rank.supervisor import Supervisor, Task
 
 SIGNAL_SPREAD_SECONDS = 90.0
 """Inaccuracy of the signal before a job's end: up to a minute early, on a clock that is read every half minute."""
+BEGAN = "LMSCALE_JOB_BEGAN"
+"""Variable of a job with the time at which it began, before the site's `setup`, in seconds since the epoch."""
 END_SECONDS = 900.0
 """Longest time from SIGTERM to the job's end; GraceTime of a partition is shorter."""
 
@@ -43,11 +45,14 @@ class SlurmSupervisor(Supervisor):
 
     ignored = (signal.SIGINT, signal.SIGUSR2, signal.SIGTERM)
     is_announced = is_terminated = has_reacted = False
+    set_up = 0.0
+    """Seconds that the job had taken before this process began."""
 
     def run(self) -> Ended:
         """Supervise the rank; if it has saved a checkpoint for the job's end, requeue the job."""
         signal.signal(signal.SIGUSR2, self._announce)  # in place of submitit's handlers, which ignore the ranks
         signal.signal(signal.SIGTERM, self._terminate)
+        self.set_up = max(0.0, time.time() - float(os.environ.get(BEGAN) or time.time()))
         ended = super().run()
         if ended == "saved" and self.task.rank == 0:
             self._leave_node()
@@ -87,7 +92,7 @@ class SlurmSupervisor(Supervisor):
         job = job_of(self.attempt)
         if job is None or not job.seconds:
             return False
-        return now - self.begun > job.seconds - self.orders.signal_seconds - SIGNAL_SPREAD_SECONDS
+        return self.set_up + now - self.begun > job.seconds - self.orders.signal_seconds - SIGNAL_SPREAD_SECONDS
 
 
 def requeue(job: str) -> str | None:

@@ -88,16 +88,22 @@ class Supervisor:
         """Start the rank, wait for its end, and write how it ended."""
         self._write_alive()
         with self.memory.file, open(self.attempt / f"rank-{self.task.rank}.log", "ab") as log:
-            self.child = child = subprocess.Popen(
-                self._command(),
-                stdin=self.memory.file,
-                stdout=log,
-                stderr=log,
-                env=_environment(self.orders, self.task, self.gpus),
-                cwd=self.orders.folder,
-                preexec_fn=_before_it_starts(self.ignored),
-            )
             ended: Ended = ""
+            try:
+                self.child = child = subprocess.Popen(
+                    self._command(),
+                    stdin=self.memory.file,
+                    stdout=log,
+                    stderr=log,
+                    env=_environment(self.orders, self.task, self.gpus),
+                    cwd=self.orders.folder,
+                    preexec_fn=_before_it_starts(self.ignored),
+                )
+            except OSError as error:
+                why = f"{error.filename}: {error.strerror}" if error.filename else str(error)
+                ended = self._fail("launch", f"rank {self.task.rank} could not be started: {why}")
+                self._write_alive(ended)
+                return ended
             try:
                 while not ended and child.poll() is None:
                     now = time.monotonic()

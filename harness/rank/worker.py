@@ -209,7 +209,8 @@ class Worker:
                 line |= {"skipped": True} if step.is_skipped else {}
                 line |= {HASHES: self.hashes.of(step)} if self.hashes else {}
                 self.measured.steps.append(line)
-                log.add(line | {MEMORY: Device.of(self.device).peak_bytes()})
+                self.measured.peak_bytes = self._peak_bytes()
+                log.add(line | {MEMORY: self.measured.peak_bytes})
                 if not math.isfinite(loss):
                     return "nan", f"loss is {loss} at step {i}"
                 if step.is_skipped and isinstance(trainer, Trainer) and trainer.loss_scale.scale < LEAST_SCALE:
@@ -218,6 +219,8 @@ class Worker:
                     self._evaluate(trainer, i + 1, final=False)
                 if continuation is not None:
                     self.heart.enter("checkpoint", i + 1)
+                    if inspection is not None:
+                        inspection.keep(self.measured)
                     if continuation.after(i + 1, self.measured, seconds):
                         return "saved", None
                     self.heart.enter("training", i + 1)
@@ -256,8 +259,11 @@ class Worker:
         return found
 
     def _memory(self) -> Document:
-        device = Device.of(self.device)
-        return {"peak_memory_bytes": device.peak_bytes(), "memory_kind": device.memory_kind}
+        return {"peak_memory_bytes": self._peak_bytes(), "memory_kind": Device.of(self.device).memory_kind}
+
+    def _peak_bytes(self) -> int:
+        """Return the peak so far, that of the attempts before this one included."""
+        return max(self.measured.peak_bytes, Device.of(self.device).peak_bytes())
 
 
 if __name__ == "__main__":

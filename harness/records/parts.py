@@ -94,10 +94,8 @@ def is_disturbed(uses: Sequence[HostUse | None]) -> bool:
     return others_share(uses) > MOST_OTHERS
 
 
-def others_share(uses: Sequence[HostUse | None]) -> float:
-    """Return the share of the processors' time that other programs and machines took, on the busiest host.
-
-    Supervisors of the run count as others. NaN where a rank did not measure it.
+def on_same_cores(uses: Sequence[HostUse | None]) -> list[list[HostUse]]:
+    """Return the ranks that may use the same cores of one host, together; none where a rank did not measure it.
 
     Args:
         uses: of every rank; those of one host stand together, in order.
@@ -106,11 +104,22 @@ def others_share(uses: Sequence[HostUse | None]) -> float:
     host = -1
     for use in uses:
         if use is None:
-            return math.nan
+            return []
         host += use.local_rank == 0
         hosts.setdefault((host, use.core, use.cores), []).append(use)
+    return [*hosts.values()]
+
+
+def others_share(uses: Sequence[HostUse | None]) -> float:
+    """Return the share of the processors' time that other programs and machines took, on the busiest host.
+
+    Supervisors of the run count as others. NaN where a rank did not measure it.
+
+    Args:
+        uses: of every rank; those of one host stand together, in order.
+    """
     shares = list[float]()
-    for found in hosts.values():
+    for found in on_same_cores(uses):
         others = max(0.0, max(use.busy for use in found) - math.fsum(use.own for use in found))
         time = max(use.seconds for use in found) * found[0].cores
         if time:

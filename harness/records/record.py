@@ -23,8 +23,9 @@ from harness.records.parts import (
     Rank,
     Resolved,
     is_disturbed,
+    on_same_cores,
 )
-from harness.records.statistics import quartiles, warmup_steps
+from harness.records.statistics import WARMUP_STEPS, quartiles, warmup_steps
 from harness.records.steps import Steps
 from impl.cost.flops import hardware_flops, model_flops
 from impl.cost.peaks import peak_flops
@@ -71,9 +72,10 @@ class Record(Head):
 
     @property
     def timed_seconds(self) -> list[float]:
-        """Seconds of each timed step, slowest rank, without the warm-up steps."""
+        """Seconds of each timed step, slowest rank, without the warm-up steps of the run and of its resumptions."""
         seconds = self.steps.slowest()
-        return seconds[warmup_steps(len(seconds)) :]
+        cold = {step for at in self.times.resumed_at for step in range(at, at + WARMUP_STEPS)}
+        return [seconds[step] for step in range(warmup_steps(len(seconds)), len(seconds)) if step not in cold]
 
     @property
     def losses(self) -> Sequence[float]:
@@ -103,9 +105,11 @@ class Record(Head):
     def is_oversubscribed(self) -> bool:
         """True if the ranks' threads shared CPU cores, so that times are useless for scaling."""
         where = self.environment
-        if where.device != "cpu" or not where.cores:
+        if where.device != "cpu":
             return False
-        return self.run.plan.world_size * self.run.threads > where.cores
+        if found := on_same_cores([rank.host for rank in self.ranks]):
+            return any(len(ranks) * self.run.threads > ranks[0].cores for ranks in found)
+        return bool(where.cores) and self.run.plan.world_size * self.run.threads > where.cores
 
     @cached_property
     def is_disturbed(self) -> bool:

@@ -84,8 +84,12 @@ STEMS = ("throughput", "limit", "breakdown", "scaling", "failures", "claims", "p
 WRITERS: dict[str, Callable[[Table], str]] = {"md": render.markdown, "csv": render.csv, "tex": latex}
 
 
-def tell_results(found: Experiment, store: Store, chosen: list[Point], json: bool) -> int:
-    """Write the tables and figures of all records, print those of the chosen points, and return the exit status."""
+def tell_results(found: Experiment, store: Store, chosen: list[Point], json: bool, *, were_run: bool = False) -> int:
+    """Write the tables and figures of all records, print those of the chosen points, and return the exit status.
+
+    Args:
+        were_run: all points were to be run, so that one without a record counts as failed.
+    """
     everything = store.with_simulated()
     ids, measured = dict.fromkeys(point.id for point in chosen), {r.id: r for r in everything if not r.is_simulated}
     records = [measured[id] for id in ids if id in measured]
@@ -102,7 +106,8 @@ def tell_results(found: Experiment, store: Store, chosen: list[Point], json: boo
         statuses = counted([measured[id].status if id in measured else "missing" for id in ids])
         print(*filter(None, [f"\n{statuses}", in_words_of_certified(records)]), sep="\n")
         print_written(store, len(measured), files)
-    return 1 if any(r.status not in (*FINISHED, "invalid") for r in records) else 0
+    is_lost = were_run and len(records) < len(ids)
+    return int(is_lost or any(r.status not in (*FINISHED, "invalid") for r in records))
 
 
 def write_results(

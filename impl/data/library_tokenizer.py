@@ -13,7 +13,7 @@ from impl.errors import InputError
 BEFORE_SPACES = re.compile(r"(?<=\S)(?= \s*\S)")
 """Where no word ends of a splitting that leaves newlines with the punctuation before them, as Llama 3's does."""
 PROBE = "It's 12 345,678 ab.\n\n  cd;\t(ef) \u00e9t\u00e9 \u65e5\u672c \U0001f600\n gh -- ij  kl 'mn'. \n\nop"
-"""Text by whose pieces is found whether a tokenizer allows that."""
+"""Text by whose pieces is found whether a tokenizer allows that, and whether a text comes back as it was."""
 
 
 class LibraryTokenizer(EngineTokenizer):
@@ -41,6 +41,7 @@ class LibraryTokenizer(EngineTokenizer):
         self.name, self.vocab_size, self.eot = type(self._engine.model).__name__, max(ids.values()) + 1, ids[end]
         whole, *parts = self.encode_batch([PROBE, *BEFORE_SPACES.split(PROBE)])
         self.cuts = BEFORE_SPACES if np.array_equal(np.concatenate(parts), whole) else None
+        self.is_exact = self.decode(whole) == PROBE
 
     def _content(self) -> dict[str, Any]:
         return {"kind": "tokenizers", "end": self._end, "file": self._described}

@@ -32,6 +32,8 @@ class Tokenizer(ABC):
     eot: int
     cuts: re.Pattern[str] | None = WORD_ENDS
     """Where a text may be cut, so that its pieces encode one by one as the whole does; None: nowhere."""
+    is_exact: bool = True
+    """True if a text comes back as it was."""
 
     @abstractmethod
     def encode_batch(self, texts: Sequence[str]) -> list[np.ndarray]:

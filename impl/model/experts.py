@@ -18,6 +18,7 @@ from impl.collectives import all_reduce_sum
 from impl.expert_parallel import Way, go, numbers
 from impl.model.config import ModelConfig
 from impl.model.layers import MLP
+from impl.model.norms import widened
 from impl.tensor_parallel.conjugates import Pair
 from impl.tensor_parallel.group import WHOLE, Part, TensorParallel
 from impl.untraced import untraced
@@ -199,12 +200,12 @@ class _Logits(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor) -> Tensor:
         ctx.save_for_backward(x, weight)
-        return _wide(x) @ _wide(weight).t()
+        return widened(x) @ widened(weight).t()
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor, Tensor]:
         x, weight = ctx.saved_tensors
-        return (grads[0] @ _wide(weight)).to(x.dtype), (grads[0].t() @ _wide(x)).to(weight.dtype)
+        return (grads[0] @ widened(weight)).to(x.dtype), (grads[0].t() @ widened(x)).to(weight.dtype)
 
 
 class _WithGradient(torch.autograd.Function):
@@ -301,7 +302,3 @@ def within(order: Tensor, is_taken: Tensor) -> Tensor:
 
 def _slices(counts: Sequence[int]) -> list[slice]:
     return [slice(start, stop) for start, stop in pairwise(accumulate(counts, initial=0))]
-
-
-def _wide(x: Tensor) -> Tensor:
-    return x if x.element_size() >= 4 else x.float()

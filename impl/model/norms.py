@@ -93,7 +93,7 @@ class _Normalise(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, bias: Tensor | None, epsilon: float, group: Any) -> Tensor:
-        wide = _widened(x)
+        wide = widened(x)
         mean = None if bias is None else wide.mean(-1, keepdim=True)
         statistics = (wide if mean is None else wide - mean).square().mean(-1, keepdim=True)
         statistics = statistics if mean is None else torch.cat([mean, statistics], -1)
@@ -112,7 +112,7 @@ class _Normalise(torch.autograd.Function):
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
         x, weight, rate, mean = ctx.saved_tensors
-        grad, wide = _widened(grads[0]), _widened(x)
+        grad, wide = widened(grads[0]), widened(x)
         normal = wide * rate if mean is None else (wide - mean).mul_(rate)
         del wide
         of_weight = (grad * normal).flatten(0, -2).sum(0).to(weight.dtype)
@@ -129,6 +129,6 @@ class _Normalise(torch.autograd.Function):
         return grad.mul_(rate).to(x.dtype), of_weight, of_bias, None, None
 
 
-def _widened(x: Tensor) -> Tensor:
+def widened(x: Tensor) -> Tensor:
     """Return the tensor in fp32, or in its own type if that is larger."""
     return x if x.element_size() >= 4 else x.float()

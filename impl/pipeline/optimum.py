@@ -46,15 +46,6 @@ class Found(NamedTuple):
     bound: Number
     """Time below which no table for the problem is."""
 
-    @property
-    def gap(self) -> float:
-        """Proven largest distance to the optimum, as a share of it."""
-        return float(self.step / self.bound) - 1
-
-    @property
-    def is_optimal(self) -> bool:
-        return self.step <= self.bound
-
 
 def search(problem: Problem, seconds: float = math.inf) -> Found:
     """Return the shortest table for the problem, or the best that was found within the seconds.
