@@ -118,7 +118,7 @@ throughput_table(records)
 # %% [markdown]
 # ## 5. Keep it
 #
-# As a file, `experiments/ours/batch_size.py`, whose docstring opens with the question, it is found by
+# As a file, `experiments/batch_size.py`, whose docstring opens with the question, it is found by
 # `lmscale run batch_size`, has tiers, runs on a cluster, is predicted for machines that are not here, and
 # stands in EXPERIMENTS.md. All it takes besides the cells above is this, with `small` and `paper` as large as they
 # should be:

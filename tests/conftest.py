@@ -78,10 +78,12 @@ def no_archive(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harness.experiment.folders.ARCHIVE", Path("/nowhere/results"))
 
 
-@pytest.fixture(autouse=True)
-def no_lines_of_progress(monkeypatch: pytest.MonkeyPatch) -> None:
+@pytest.fixture(autouse=True, scope="session")
+def no_lines_of_progress() -> Iterator[None]:
     """What commands of the test process write on standard error does not depend on how long they take."""
-    monkeypatch.setattr("harness.terminal.LINE_SECONDS", 3600)
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr("harness.terminal.LINE_SECONDS", 3600)
+        yield
 
 
 @pytest.fixture(scope="module")

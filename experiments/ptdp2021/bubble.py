@@ -6,6 +6,7 @@ for 32 and 128 ranks and batches of 1 to 4 times as many microbatches.
 """
 
 from experiments.ptdp2021 import DEVIATIONS, cost, layouts, on_selene
+from harness.experiment.comparison import BUBBLE_NOTE
 from harness.experiment.kit import (
     BUBBLE, DP, MARK, MODEL, PP, PREDICTED_BUBBLE, RANKS, RATE, RUNS, Claim, Experiment, Listing, ModelConfig, Plan,
     Run, Tolerance, of_run, share,
@@ -34,10 +35,7 @@ BUBBLES = Listing(
     keep=lambda run: run.plan.tp == 1,
     order=lambda run: (run.plan.world_size, run.plan.dp * run.microbatches, run.plan.dp),
     columns=(MODEL, RANKS, TOTAL, PP, DP, BUBBLE, PREDICTED_BUBBLE, FORMULA, RATE, RUNS, MARK),
-    notes=(
-        "Bubble: idle over computing time of all pipeline ranks in the last step; simulated: the same schedule with "
-        "the run's own median times, and transfers that take none. Published: (n - d) / B', which figure 6 draws.",
-    ),
+    notes=(f"{BUBBLE_NOTE} Published: (n - d) / B', which figure 6 draws.",),
 )
 
 

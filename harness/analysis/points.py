@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
-from harness.records.measures import devices, in_order, model_names, shape, with_seconds
+from harness.records.measures import devices, in_order, model_names, shape, with_seconds, without_losses
 from harness.records.record import Record
 from harness.records.statistics import NINE_TENTHS, UNKNOWN, Estimate, estimate, rest, simulated
 from impl.run import Run
@@ -57,11 +57,18 @@ class Point:
     def estimate(self, measure: Measure) -> Estimate:
         """Return the mean of a measure over the records with its interval; NaN if none has it.
 
-        The interval is that of repeats, or the simulator's own.
+        The interval is that of repeats, or the simulator's own. Of what was learned repeats of a seed say nothing new:
+        they count as one.
         """
-        values = [value for record in self.records if not math.isnan(value := measure(record))]
-        if values and self.is_simulated:
-            return simulated(values[0], causes(self.records[0], measure))
+        known = [(record, value) for record in self.records if not math.isnan(value := measure(record))]
+        if known and self.is_simulated:
+            return simulated(known[0][1], causes(self.records[0], measure))
+        of_seed: dict[int, list[float]] = {}
+        for record, value in known:
+            of_seed.setdefault(record.run.seed, []).append(value)
+        values = [value for _, value in known]
+        if len(of_seed) < len(known) and is_learned(measure, *known[0]):
+            values = [math.fsum(of) / len(of) for of in of_seed.values()]
         return estimate(values) if values else UNKNOWN
 
     def mean(self, measure: Measure) -> float:
@@ -86,6 +93,14 @@ class Point:
 def relative(point: Point) -> Estimate:
     """Return a point's measure over that of its baseline."""
     return point.relative
+
+
+def is_learned(measure: Measure, record: Record, value: float) -> bool:
+    """Return True if a measure of a record is of its losses or evaluations: without these it is another."""
+    try:
+        return measure(without_losses(record)) != value
+    except (ArithmeticError, LookupError, ValueError):
+        return True
 
 
 def causes(record: Record, measure: Measure) -> dict[str, float]:

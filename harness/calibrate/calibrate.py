@@ -72,7 +72,8 @@ def calibrate(
     if found is None:
         return 1
     system = system_of(found, out.stem)
-    write_atomically(out, text_of(system, f"harness calibrate --device {chosen} --ranks {count}"))
+    how = f"--ranks {count} --precision {' '.join(precision)} --threads {threads}"
+    write_atomically(out, text_of(system, f"lmscale calibrate --out {out.name} --device {chosen} {how}"))
     if json:
         return print_json(system.as_dict())
     _print(system, out)
@@ -100,7 +101,7 @@ def _require(out: Path, site: Site, ranks: int, precisions: Sequence[str], threa
             raise InputError(f"--{name} {value}: must be 1 or more")
     if not 0 < wait < float("inf"):
         raise InputError(f"--wait {wait}: must be more than 0, and finite")
-    if not precisions or len(set(precisions)) < len(precisions):
+    if not precisions or len(set(precisions)) < len(precisions) or "fp8" in precisions:
         raise InputError("--precision: one of each, at least one; valid: fp32, bf16, fp16, fp64")
     if reason := site.why_invalid(ranks):
         raise InputError(f"--ranks {ranks}: {reason}")

@@ -46,7 +46,8 @@ class Records(Sequence[Record]):
 
     def frame(self) -> "pd.DataFrame":
         """Return a row for each run, with the columns that docs/results.md lists, in SI units; NaN: not measured."""
-        return measures.frame(self._records)
+        found = measures.frame(self._records)
+        return found.assign(point=[record.point.id for record in self._records])
 
     def evaluations(self) -> "pd.DataFrame":
         """Return a row for each run and text: its last perplexities and accuracy."""
@@ -104,6 +105,10 @@ def load(where: str | Path, *, tier: Tier | None = None) -> Records:
         InputError: there are none.
     """
     folder = Path(where)
+    if tier not in (None, *TIERS):
+        raise InputError(f"tier {tier!r}; valid: {', '.join(TIERS)}")
+    if not folder.is_dir() and (str(where) == str(folders.OWN) or len(folder.parts) > 2):
+        raise InputError(f"{where}: is no folder; valid: one with records, or the id of an experiment")
     if folder.is_dir():
         stores = [*_stores(folder.resolve(), tier)]
     else:

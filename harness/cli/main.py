@@ -32,6 +32,7 @@ from impl.own_code import trust_words
 from impl.run import Run
 
 FAILED, INTERRUPTED = 1, 130
+TRAINING = ("run", "train", "watch")
 ALL_STOPPED = "all ranks stopped, finished records kept: the same command continues"
 TRACEBACK = "LMSCALE_TRACEBACK"
 """Environment variable: if not empty, internal errors are raised with their traceback."""
@@ -64,7 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValidationError as error:
         return _complain(_first_problem(error))
     except KeyboardInterrupt as left:
-        print(f"interrupted; {left if left.args else ALL_STOPPED}", file=sys.stderr)
+        runs = argv[:1] and argv[0] in TRAINING
+        print(f"interrupted; {left if left.args else ALL_STOPPED if runs else 'nothing was kept'}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         return 0
@@ -82,6 +84,7 @@ def _find_modules_here() -> None:
     `python -m` puts the working directory first, a console script not at all; `--plan.schedule module:function` is
     found by both.
     """
+    importlib.import_module("experiments")  # the package's, which a folder of this name here would hide
     here = os.getcwd()
     if not {"", here} & set(sys.path):
         sys.path.append(here)
@@ -103,6 +106,9 @@ def _add_experiments(own: Path) -> None:
         if path.name != "__init__.py" and any((folder / name).exists() for folder in known):
             raise InputError(f"experiments/{name} is a packaged experiment, too; valid: a name of its own")
     folders.append(str(own))
+    for folder in sorted(own.iterdir()):  # a package of the same name has the files of both
+        if (folder / "__init__.py").is_file() and any((root / folder.name / "__init__.py").is_file() for root in known):
+            importlib.import_module(f"experiments.{folder.name}").__path__.append(str(folder))
 
 
 def parse(argv: list[str], default: Run, given: frozenset[str]) -> Callable[[], int]:

@@ -30,6 +30,9 @@ def report(*, out: Path = Path("site"), results: Path | None = None, json: Flag 
     records: dict[str, list[Record]] = {}
     for e in shown_progress(experiments, "reading records"):
         records[e.id] = records_of(e, results)
+    if not any(records.values()) and results and any(results.rglob("records/*.json")):
+        where = "files of experiments of your own go in experiments/"
+        raise InputError(f"--results {results}: its records are of no experiment that is found here; {where}")
     if not any(records.values()):
         raise InputError(f"--results {results or folders.OWN}: has no records; `lmscale run quickstart` makes some")
     with replaced(out) as site, tempfile.TemporaryDirectory() as source:

@@ -84,6 +84,9 @@ def located(text: str) -> tuple[Place, list[Experiment]]:
         raise InputError(f"{text!r} {what}; valid: one, as PTD-P figure 12, of {titles}")
     [place] = places
     known = references.answered(load(name) for name in experiment_ids()).get(place.paper, {})
+    if not known:
+        name = references.title(place.paper)
+        raise InputError(f"{name}: no experiment answers one of its tables or figures; `lmscale list` shows all")
     if place not in known:
         raise InputError(f"{references.title(place.paper)} has no {place} here; valid: {', '.join(map(str, known))}")
     return place, [load(name) for name in known[place]]

@@ -31,6 +31,10 @@ POINTS = Tolerance(0.05, "devices and software differ from the paper's; plots ar
 RELATIVE = replace(share("relative", "relative", lambda point: point.relative), interval="relative_half_width")
 PRINTED_RATE = printed("published_rate", "published, recomputation counted", "TFLOP/s", TERA, "FLOP/s")
 PRINTED_RELATIVE = share("published_relative", "published, relative", lambda point: point.printed.get("relative"))
+BUBBLE_NOTE = (
+    "Bubble: idle over computing time of all pipeline ranks in the last step, of a predicted step with its transfers; "
+    "beside a measured one, simulated: the same schedule with the run's own median times, and transfers that take none."
+)
 COUNTED_ALIKE = "Recomputation counted: ours as the paper's, by equation 3; these two are to be compared."
 
 
@@ -196,8 +200,7 @@ class Comparison:
             "Rates: ours counts model FLOPs (palm_12), the operations that training needs. Published: the paper's "
             f"{where} on {self.hardware}; it counts the recomputed forward pass (equation 3), so these two are not to "
             f"be compared. Relative: to {self.relative_to}, ours and published in model FLOPs.",
-            "Bubble: idle over computing time of all pipeline ranks in the last step; simulated: the same schedule "
-            "with the run's own median times, and transfers that take none. Sent: the busiest rank's bytes in a step.",
+            f"{BUBBLE_NOTE} Sent: the busiest rank's bytes in a step.",
         ]
 
     def direction(self, text: str, check: Check, about: Part | None = None, published: str = "") -> Claim:

@@ -7,7 +7,7 @@ from typing import Any
 from harness.predict.doubt import doubt
 from harness.predict.interval import interval
 from harness.predict.memory import in_one_line
-from harness.predict.simulation import given_by, predicted, simulated, vocabulary_of
+from harness.predict.simulation import Done, given_by, predicted, simulated, vocabulary_of
 from harness.records.store import SCHEMA, SIMULATED, Document, Store
 from harness.terminal import shown
 from impl.cost.parameters import count_parameters
@@ -18,7 +18,7 @@ from impl.errors import InputError
 from impl.model.config import padded_vocabulary
 from impl.pipeline.schedule import peak_in_flight
 from impl.run import Run, to_dict
-from impl.simulator.step import Prediction
+from impl.simulator.step import Prediction, stages_of
 from impl.simulator.system import System
 
 
@@ -69,7 +69,7 @@ def document_of(run: Run, store: Store, system: System, given: Collection[str] |
             "microbatches_in_flight": max(in_flight),
             **doubt(asked.done, system)._asdict(),
         },
-        "ranks": _ranks(run, vocab_size, found),
+        "ranks": _ranks(asked.done, vocab_size, found, system),
     }
     return document if reason else document | {"steps": [{"step": 0, "seconds": [found.seconds]}]}
 
@@ -83,19 +83,19 @@ def why_no_room(found: Prediction, system: System) -> str | None:
     return f"pipeline rank {rank} ({in_one_line(memory)}) needs {shown(memory.total)}, a device has {there}"
 
 
-def _ranks(run: Run, vocab_size: int, found: Prediction) -> list[dict[str, Any]]:
+def _ranks(run: Done, vocab_size: int, found: Prediction, system: System) -> list[dict[str, Any]]:
     """Return a rank of every pipeline stage: memory, and traffic of the first, a middle and the last stage.
 
     The stages between the ends send alike.
     """
-    pp = run.plan.pp
+    pp, stages = run.plan.pp, stages_of(run, vocab_size, system.habits.stages_of(run))
     size = run.plan.world_size // pp
     ranks: list[dict[str, Any]] = [
         {"rank": i * size, "peak_memory_bytes": memory.total, "memory_kind": "predicted bytes"}
         for i, memory in enumerate(found.memory)
     ]
     for i in sorted({0, pp // 2, pp - 1}):
-        traffic = step_traffic(Place(run, vocab_size, i), head_positions(run.model))
+        traffic = step_traffic(Place(run, vocab_size, i, stages), head_positions(run.model))
         ranks[i]["traffic"] = {
             axes: {op: asdict(count) for op, count in counts.items()} for axes, counts in traffic.items()
         }

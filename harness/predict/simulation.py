@@ -44,7 +44,9 @@ def simulated(run: Run, given: Collection[str], system: System) -> Simulated:
     assumed = {name: value for name, value in system.defaults.items() if name not in given}
     if run.plan.chunks > 1 and "plan.schedule" not in given:
         assumed["plan.schedule"] = "interleaved"
-    asked = with_fields(run, assumed) if assumed else run
+    asked = system.habits.with_buckets(with_fields(run, assumed) if assumed else run, given)
+    if asked.plan.bucket_bytes != run.plan.bucket_bytes and "plan.bucket_bytes" not in given:
+        assumed["plan.bucket_bytes"] = asked.plan.bucket_bytes
     if asked.engine != "native":
         raise InputError(f"the {asked.engine} engine is not simulated; valid: --engine native")
     as_known, precisions = asked, system.device.peak_flops

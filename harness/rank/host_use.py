@@ -37,7 +37,7 @@ class HostUse:
 def _numbers() -> list[int]:
     """Return the numbers of the processors, in psutil's order; where one is switched off they have gaps."""
     try:
-        lines = Path("/proc/stat").read_text().splitlines()
+        lines = Path(psutil.PROCFS_PATH, "stat").read_text().splitlines()
     except OSError:
         return list(range(os.cpu_count() or 1))
     return [int(number[1]) for line in lines if (number := re.match(r"cpu(\d+) ", line))]

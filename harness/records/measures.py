@@ -215,11 +215,25 @@ def combine(rows: pd.DataFrame, by: Sequence[str], measures: Sequence[str]) -> l
     return combined
 
 
-def with_seconds(record: Record, seconds: float, bubble: float | None = None) -> Record:
-    """Return a simulated record whose step takes other seconds, as in a null model or at an interval's end."""
+def _apart(record: Record) -> Record:
+    """Return a copy of a record that has computed nothing yet."""
     other = copy.copy(record)
     for name in [name for name in other.__dict__ if isinstance(getattr(Record, name, None), cached_property)]:
         del other.__dict__[name]
+    return other
+
+
+def without_losses(record: Record) -> Record:
+    """Return a record without losses and evaluations."""
+    other, nothing = _apart(record), {"loss": None, "grad_norm": None}
+    other.steps = Steps([dataclasses.replace(step, **nothing) for step in record.steps])
+    other.evaluations = []
+    return other
+
+
+def with_seconds(record: Record, seconds: float, bubble: float | None = None) -> Record:
+    """Return a simulated record whose step takes other seconds, as in a null model or at an interval's end."""
+    other = _apart(record)
     other.steps = Steps([Step(seconds=[seconds])])
     if bubble is not None:
         other.prediction = dataclasses.replace(record.prediction, bubble=bubble)

@@ -241,7 +241,7 @@ class Record(Head):
     @property
     def dp_bytes_sent(self) -> float:
         """Bytes that the busiest rank sends in a step's data-parallel collectives."""
-        return self._sent_in_rings("dp", "zero", "replicas")
+        return self._sent_in_rings("dp", "zero", "replicas", "dp_cp", "owners", "cp")
 
     @property
     def pp_sends(self) -> float:
@@ -375,13 +375,14 @@ class Record(Head):
         return max((float(value) for value in map(of, self.ranks) if value is not None), default=math.nan)
 
     def _sent_in_rings(self, *axes: str) -> float:
-        """Return the bytes that the busiest rank sends along these axes.
+        """Return the bytes that the busiest rank sends along these axes in collectives of states, or of layers.
 
         In a ring of t ranks each sends (t - 1) / t of the tensor in an all-gather or reduce-scatter, and twice that in
-        an all-reduce, which is both.
+        an all-reduce, which is both. Other collectives are of context parallelism and experts.
         """
-        degrees = {axis: getattr(self.run.plan, axis) for axis in axes}
-        moved = lambda counts: sum(count.bytes * (2 if op == "all_reduce" else 1) for op, count in counts.items())
+        plan, times = self.run.plan, {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
+        degrees = {axis: plan.zero // plan.ep if axis == "owners" else getattr(plan, axis) for axis in axes}
+        moved = lambda counts: sum(count.bytes * times.get(op, 0) for op, count in counts.items())
         sent = lambda rank: sum(moved(rank.get(axis, {})) * (t - 1) / t for axis, t in degrees.items())
         return max(map(sent, self._traffic), default=math.nan)
 

@@ -59,8 +59,9 @@ links to.
 - A table or figure of a paper: [by paper and number](#by-paper-and-number). A question:
   [all experiments](#all-experiments).
 - A verdict (`lmscale claims` prints them) is *reproduced*, *partly* (at least half of a claim's points hold, not all)
-  or *not reproduced* only if it stands whatever the points turn out to be whose interval contains the border; else it
-  is *cannot tell here*, with the repeats that would decide. *Not run here*: there are no runs. It is of the largest
+  or *not reproduced* only if the points that are still open, as their interval contains the border, could not change
+  it; else it is *cannot tell here*, with the repeats that would decide. Where systems differ, a claim counts as
+  *partly* if some of them reproduce it. *Not run here*: there are no runs. It is of the largest
   tier whose runs can tell. Intervals of measured means are Student's and Welch's (95%), those of simulated times the
   simulator's own (90%), correlated where two runs are compared. Rows that a simulated system's constants were fitted
   to are no evidence. Absolute numbers are compared only on the hardware that they were published for.

@@ -11,9 +11,13 @@ SHAPES = 5
 """Fastest plans with tensor parallelism of which grids are judged."""
 
 
-def in_grids(rows: Iterable[Judged], base: Run) -> Iterator[Judged]:
-    """Yield the first plans of rows with their tensor-parallel ranks as each possible grid, without split tokens."""
-    for row in [row for row in rows if row["tp"] > 1][:SHAPES]:
+def in_grids(rows: Iterable[Judged], base: Run, *, splits: bool) -> Iterator[Judged]:
+    """Yield the first plans of rows with their tensor-parallel ranks as each possible grid, without split tokens.
+
+    Args:
+        splits: tokens are to be split in all plans, so that there is none.
+    """
+    for row in [row for row in rows if row["tp"] > 1 and not splits][:SHAPES]:
         z = run_of(row, base).plan.zero if row["zero_stage"] == 3 else 1
         for y in divisors(row["tp"])[1:]:
             changed = {**row, "sequence_parallel": False, "tp3": (row["tp"] // y, y, z)}

@@ -28,9 +28,17 @@ PARTS = 4
 """Units of time in the shortest pass, to which a searched problem's times are rounded."""
 
 
-def in_other_orders(rows: Iterable[Judged], base: Run, names: Iterable[str]) -> Iterator[Judged]:
-    """Yield the plans of rows with each of OTHERS that is named and is possible for them."""
-    for row, name, chunks in product(rows, names, CHUNKS):
+def in_other_orders(
+    rows: Iterable[Judged], base: Run, names: Iterable[str], fix: Iterable[str] = ()
+) -> Iterator[Judged]:
+    """Yield the plans of rows with each of OTHERS that is named and is possible for them, in the chunks that are fixed.
+
+    Args:
+        fix: values of knobs, as the verb's `--fix`.
+    """
+    wanted = [number for text in fix if text.startswith("chunks=") for number in text[7:].split(",")]
+    fixed = [int(number) for number in wanted if number.isdecimal()]
+    for row, name, chunks in product(rows, names, fixed or CHUNKS):
         changed = {**row, "schedule": name, "chunks": chunks}
         if name in OTHERS and not run_of(changed, base).problems():
             yield changed

@@ -29,7 +29,7 @@ def print_search(document: Mapping[str, Any], system: System) -> int:
     if agreement := document["agreement"]:
         print(
             f"events say within {agreement['mean']:.2%} of that on average, {abs(agreement['worst']):.2%} at most; "
-            f"{len(document['failed'])} plans failed"
+            f"{len(document['failed'])} plans do not fit, or failed"
         )
     if interval := document["interval"]:
         print(f"the fastest takes {interval['low']:.4g} to {interval['high']:.4g} s, nine times of ten")
@@ -39,7 +39,7 @@ def print_search(document: Mapping[str, Any], system: System) -> int:
     _print_doubts(document, system)
     tables = {"fastest": document["best"], "faster or smaller than all others": document["pareto"]}
     if any(row["doubts"] for row in document["best"][:1]):
-        tables = {"fastest": document["best"], "fastest of kinds without doubt": document["trusted"]} | tables
+        tables = {"fastest": document["best"], "fastest of calibrated kinds": document["trusted"]} | tables
     for title, rows in ((title, rows) for title, rows in tables.items() if rows):
         _print_plans(title, rows)
         if doubts := _beyond(rows):

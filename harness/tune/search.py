@@ -221,8 +221,11 @@ def searched(
     study = study_of(journal.judge, journal.path and journal.path.with_suffix(".optuna"))
     world = plans.run(0, base).plan.world_size
     choices = {knob: list(plans.values(knob)) for knob in KNOBS if knob != "dp"}
+    dps = set(plans.values("dp"))
     if not study.trials:
         for row in first:
+            if any(row[knob] not in values for knob, values in choices.items()):
+                continue  # another order of passes, or a grid, which no knob has
             study.enqueue_trial({knob: row[knob] for knob in choices})
     ended = [trial for trial in study.trials if trial.state.is_finished() and "id" in trial.user_attrs]
     found = [{**trial.params, **trial.user_attrs} for trial in ended]
@@ -232,7 +235,7 @@ def searched(
         trial = study.ask()
         row: Judged = {knob: trial.suggest_categorical(knob, values) for knob, values in choices.items()}
         dp, rest = divmod(world, row["tp"] * row["cp"] * row["pp"])
-        if rest or (run := run_of({**row, "dp": dp}, base)).problems():
+        if rest or dp not in dps or (run := run_of({**row, "dp": dp}, base)).problems():
             study.tell(trial, state=TrialState.FAIL)
             continue
         judgement = {"id": run.id, "dp": dp} | _judgement(judge, run)

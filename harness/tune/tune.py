@@ -41,6 +41,7 @@ from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Precision, Run
 from impl.simulator.closed_form import ClosedForm
+from impl.simulator.constants import CONSTANTS
 from impl.simulator.plans import KNOBS, Plans, every, run_of
 from impl.simulator.system import System
 
@@ -103,7 +104,8 @@ class Task:
         is_free = any(text.startswith("cp=") for text in self.fix)
         sharing = None if is_free else max(1, self.base.model.seq_len // TOKENS)
         batch = self.base.train.global_batch
-        plans = every(self.base.model, self.gpus, batch, offload=offload, node=node, sharing=sharing)
+        model = self.simulated(self.base).done.model  # with the software's dropout, which no ring has
+        plans = every(model, self.gpus, batch, offload=offload, node=node, sharing=sharing)
         for text in self.fix:
             knob, _, wanted = text.partition("=")
             if knob not in KNOBS or not wanted:
@@ -169,9 +171,7 @@ class Task:
 
     def journal(self, out: Path | None, judge: str) -> Journal:
         """Return the journal of a judge, in a folder of `out` if there is one."""
-        constants = {name: constant.value for name, constant in sorted(self.system.all_constants.items())}
-        own = self.system.habits.fields.keys() - self.given(self.base)
-        known = self.system.name, self.system.habits, sorted(own), constants
+        known = self.system.as_dict(), CONSTANTS, sorted(self.system.habits.fields.keys() - self.given(self.base))
         path = out and out / "tune" / f"{judge}.jsonl"
         return Journal.of(path, judge, self.base, *known, self.limit, self.gpus)
 
@@ -218,7 +218,7 @@ def tune_from(default: Run) -> Callable[..., int]:
             trials: Plans of Optuna's own, from the best on; judged by events, or with --measure for real.
             measure: Plans that are run on this machine.
             steps: Training steps of each of these.
-            device_memory: What a plan may take of a device, as 80GB or 40GiB; by default 95% of what the system has.
+            device_memory: What a plan may take of a device, as 80GB or 40GiB; by default 95% of what it has, or less.
             out: Folder of the journal, which the same command goes on from, and of measured records.
             json: Print one JSON document on standard output.
         """
@@ -339,7 +339,7 @@ def _search(task: Task, top: int, out: Path | None, search: float = 0.0) -> tupl
     smaller = front(times, found.bytes[fit], inside.oddity, SLOWEST)
     chosen = dict.fromkeys([*ranked(inside, times, top), *smaller])
     rows = [inside.row(i) | {"closed_form_seconds": float(times[i])} for i in chosen]
-    rows += in_grids(rows, task.base) if task.grids else ()
+    rows += in_grids(rows, task.base, splits=plans["sequence_parallel"].min()) if task.grids else ()
     rows += _in_other_orders(task, plans, found.seconds)
     by_row = judged(shown_progress(rows, "events"), task.base, task.events, task.journal(out, "events"))
     good = [task.with_warnings(row) for row in by_row if "reason" not in row]
@@ -369,14 +369,14 @@ def _search(task: Task, top: int, out: Path | None, search: float = 0.0) -> tupl
 
 def _in_other_orders(task: Task, plans: Plans, seconds: np.ndarray) -> list[Judged]:
     """Return the fastest shapes of a pipeline in other schedules, which may fit where 1F1B does not."""
-    piped = np.flatnonzero((plans["pp"] > 1) & (plans["chunks"] == 1))
+    piped = np.flatnonzero((plans["pp"] > 1) & (plans["chunks"] == plans["chunks"].min()))
     if not len(piped) or not task.others:
         return []
     schedules = plans["schedule"][piped]
     piped = piped[schedules == schedules[np.argmin(seconds[piped])]]  # any one, as it is to be another
     some = plans.take(piped)
     shapes = [some.row(i) for i in ranked(some, seconds[piped], SHAPES)]
-    return list(in_other_orders(shapes, task.base, task.others))
+    return list(in_other_orders(shapes, task.base, task.others, task.fix))
 
 
 def _order(task: Task, best: Sequence[Judged], search: float) -> dict[str, Any] | None:

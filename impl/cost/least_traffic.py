@@ -74,6 +74,7 @@ def moved_bytes(run: Run, traffic: Mapping[str, Mapping[Any, Moved]]) -> float:
         "features": plan.y,
         "ends": 2,
         "joint": plan.world_size,
+        "owners": plan.zero // plan.ep,
     }
 
     def ranks(axes: str) -> int:

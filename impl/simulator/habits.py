@@ -83,6 +83,6 @@ class Habits:
         if plan.tp > 1:
             asked = plan.overlap_input_grad_reduce
             flags.append(("overlapped input gradients", done.plan.overlap_input_grad_reduce, asked))
-        if plan.dp > 1:
+        if plan.dp_cp > 1:
             flags.append(("overlapped gradients", done.plan.overlap_grad_reduce, plan.overlap_grad_reduce))
         return dropout + [f"{'' if own else 'no '}{name}" for name, own, asked in flags if own != asked]

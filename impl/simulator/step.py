@@ -233,11 +233,19 @@ def _timed(
     transfer = transfer_seconds(run, system)
     through = _through(run, system, prepared, each, transfer)
     seconds = {
-        op: [getattr(one, name) * slowdown.get(prepared.rank_of[i], 1.0) for i, one in enumerate(through)]
+        op: [getattr(one, name) * _slower(one, op, slowdown.get(prepared.rank_of[i])) for i, one in enumerate(through)]
         for op, name in FIELD.items()
     }
     under_way = 1 - system.constant("send_blocks")
     return seconds, lambda sender, receiver: under_way * transfer(sender, receiver), through
+
+
+def _slower(one: Passes, op: Work, slowdown: float | None) -> float:
+    """Return how many times as long a pass takes on a rank whose computing is slower; its waits are as they were."""
+    if slowdown is None or op is Work.W:
+        return slowdown or 1.0
+    waits = sum(getattr(one, name) for name in WAITS) / (one.forward + one.backward)
+    return slowdown + (1 - slowdown) * waits
 
 
 def _through(

@@ -1,6 +1,9 @@
 """Experiments of one's own: any file, or files in the folder `experiments` of the working directory."""
 
 import importlib
+import os
+import subprocess
+import sys
 from pathlib import Path
 from zipfile import ZipFile
 
@@ -42,6 +45,26 @@ def test_they_are_found_beside_the_packaged_ones(own: Path, name: str) -> None:
     assert sorted(experiment_ids()) == sorted([*before, name])
     found = load(name)
     assert (found.question, found.source, found.cost["small"]) == ("Does a wider model learn faster?", "our own", "")
+
+
+def test_a_package_of_a_packaged_name_has_the_files_of_both(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    packaged = importlib.import_module("experiments.zero2019")
+    monkeypatch.setattr(packaged, "__path__", list(packaged.__path__))
+    (own / "zero2019").mkdir()
+    (own / "zero2019" / "__init__.py").touch()
+    (own / "zero2019" / "wider_in_a_test.py").write_text(FILE)
+    answer = call("list", "wider_in_a_test")
+    assert (answer.status, "zero2019/wider_in_a_test" in answer.output) == (0, True), answer
+    assert load("zero2019/zero_memory").id == "zero2019/zero_memory"
+
+
+def test_a_folder_of_that_name_does_not_hide_the_packaged_ones(tmp_path: Path) -> None:
+    (tmp_path / "experiments").mkdir()
+    (tmp_path / "experiments" / "mine.py").write_text(FILE)
+    environment = {name: value for name, value in os.environ.items() if name != "PYTHONPATH"}
+    program = [Path(sys.executable).with_name("lmscale"), "list"]
+    done = subprocess.run(program, cwd=tmp_path, capture_output=True, text=True, env=environment)
+    assert f"{len(experiment_ids()) + 1} experiments, with their points" in done.stdout, done.stderr
 
 
 def test_a_file_in_the_folder_may_be_named_by_its_path_and_is_exported(own: Path, tmp_path: Path) -> None:

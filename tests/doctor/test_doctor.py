@@ -117,6 +117,7 @@ def test_what_sinfo_says_of_partitions() -> None:
     assert not found["off"].is_up
     assert found["drained"].usable == 0
     assert partitions("") == {}
+    assert partitions("gpu*|up|2-00:00:00|4|plnd\n")["gpu"].usable == 4
 
 
 @pytest.mark.parametrize(

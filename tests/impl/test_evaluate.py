@@ -23,6 +23,8 @@ from impl.evaluate import Evaluation, Scorer, Work, evaluate
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig
 from impl.run import Run
+from tests.impl.data.library_files import WORDS as PIECES
+from tests.impl.data.library_files import library_files
 
 VOCAB, EOT = 257, 256
 VALID = "A cat sat, ça va. " * 20 + "End\n"
@@ -68,6 +70,17 @@ class Recorded(Uniform):
         return super().next_token(inputs, targets)[0], torch.from_numpy(np.isin(targets, list(self.likeliest)))
 
 
+class Kept(Uniform):
+    """Remembers the tokens of all rows, whatever the vocabulary."""
+
+    def __init__(self) -> None:
+        self.rows: list[np.ndarray] = []
+
+    def next_token(self, inputs: np.ndarray, targets: np.ndarray) -> tuple[Tensor, Tensor]:
+        self.rows += [np.append(row[0], asked) for row, asked in zip(inputs, targets, strict=True)]
+        return torch.ones(inputs.shape), torch.zeros(inputs.shape, dtype=torch.bool)
+
+
 Score = Callable[..., list[Evaluation]]
 
 
@@ -111,6 +124,27 @@ def test_uniform_scorer_gives_the_vocabulary(tmp_path: Path, score: Score) -> No
         assert e.nats / e.tokens == pytest.approx(math.log(VOCAB), rel=1e-6)
     assert [e.accuracy for e in found] == [None, None, 0.0, None]
     assert found[3].word_perplexity is found[3].bytes is None
+
+
+def test_last_words_are_scored_as_tokens_of_the_whole_passage(tmp_path: Path, score: Score) -> None:
+    library = library_files(tmp_path / "library", "llama-2")
+    (tmp_path / "train.txt").write_text(" ".join(PIECES) * 20)
+    prepare(str(tmp_path / "train.txt"), f"hf:{library}", tmp_path / "tokens")
+    data, run = TokenFolder.open(tmp_path / "tokens"), the_run(lambada=everything(tmp_path)["lambada"])
+    scorer = Kept()
+    score(run, data, scorer)
+    wanted = {tuple(data.tokenizer.encode(text).tolist()) for text in PASSAGES}
+    rows = {tuple(ids[: (ids != data.manifest.eot).argmin() or None].tolist()) for ids in scorer.rows[-len(PASSAGES) :]}
+    assert all(any(whole[-len(row) :] == row for whole in wanted) for row in rows)
+
+
+def test_words_of_a_part_are_counted_where_its_tokens_say_what_the_text_was(tmp_path: Path, score: Score) -> None:
+    (tmp_path / "train.txt").write_text("It's what they don't say. " * 200)
+    for kind, is_known in (("bert", False), ("llama-3", True)):
+        library = library_files(tmp_path / kind, kind)
+        prepare(str(tmp_path / "train.txt"), f"hf:{library}", tmp_path / f"{kind}-tokens")
+        [part] = score(the_run(sequences=2), TokenFolder.open(tmp_path / f"{kind}-tokens"), Kept())
+        assert (part.words is not None, part.bytes is not None) == (is_known, is_known), kind
 
 
 def test_validation_counts_the_whole_split(tmp_path: Path, score: Score) -> None:

@@ -14,6 +14,7 @@ from impl.optim import MasterAdamW, Rate, Share, learning_rate
 from impl.recipe import Recipe
 from impl.zero.buckets import ReductionGroup, divide
 from impl.zero.gradients import Gradients
+from impl.zero.partition import Piece
 
 
 @given(st.integers(1, 50), st.integers(0, 50), st.sampled_from(["cosine", "linear", "constant"]))
@@ -31,6 +32,14 @@ def test_learning_rate_rises_then_falls_within_its_limits(steps: int, warmup: in
 
 def test_cosine_is_half_way_in_the_middle() -> None:
     assert learning_rate(Recipe(steps=100, warmup_steps=0, lr=1.0), 50) == pytest.approx(0.5)
+
+
+def test_a_change_of_fixed_size_is_the_sign_of_any_gradient() -> None:
+    weights, gradient = torch.zeros(5), torch.tensor([1e-27, -1e-24, 3.0, 0.0, -1e-12])
+    share = Share(weights, gradient, {Piece("a", 0, 5, 0): slice(0, 5)}, True)
+    rates, how = {"a": Rate(1.0, 0.0, fixed=0.001)}, {"offload": None, "publish": lambda _: None}
+    MasterAdamW([share], rates, Recipe(), dtype=torch.float32, **how).step(0.1)
+    assert weights.tolist() == pytest.approx([-0.001, 0.001, -0.001, 0.0, 0.001])
 
 
 def model(dtype: torch.dtype) -> Any:

@@ -110,6 +110,8 @@ def test_a_bad_file_is_one_line_with_the_field_and_what_is_valid(
         (["--system", "selene", "--precision", "bf16", "--engine", "torch"], ("torch engine", "valid: --engine")),
         (["--system", "selene", "--precision", "bf16", "--slowdown", "1", "2"], ("--slowdown", "1 pipeline rank")),
         (["--system", "selene", "--precision", "bf16", "--slowdown", "-1"], ("slowdown",)),
+        (["--system", "selene", "--only", "x"], ("--only, --tier and --out", "valid: with an experiment")),
+        (["--system", "selene", "--restart-seconds", "9"], ("--restart-seconds are of goodput; valid: with --mtbf",)),
         (["no_such", "--system", "selene"], ("'no_such' is not an experiment",)),
         (["quickstart", "--system", "selene", "--seed", "3"], ("an experiment and fields of a run",)),
         (["--rows", "x.csv", "--system", "a100_cluster", "--seed", "3"], ("--rows and fields of a run",)),
@@ -182,7 +184,7 @@ def test_heads_that_no_tensor_core_takes_are_named_with_what_they_cost_and_which
 def test_a_slow_rank_slows_the_step_and_other_software_widens_the_interval() -> None:
     plain = told(*WITH_PIPELINE, "--system", "selene")
     slow = told(*WITH_PIPELINE, "--system", "selene", "--slowdown", *["1"] * 7, "1.5", *["1"] * 8)
-    assert slow["seconds"] > 1.2 * plain["seconds"]
+    assert slow["seconds"] > 1.15 * plain["seconds"]
     other = told(*WITH_PIPELINE, "--system", "selene", "--stack", "another")
     assert other["seconds"] == plain["seconds"]
     assert other["high"] / other["low"] > plain["high"] / plain["low"]
@@ -260,7 +262,7 @@ def test_simulated_and_published_rates_stand_side_by_side_with_verdicts(predicte
     assert (verdicts[0], verdicts[-1]) == ("reproduced", "cannot tell here")
     text = page(next(one for one in read(out) if one.experiment.id == NAME), out)
     assert "No records yet." not in text
-    assert "Tier `paper`, simulated for selene (Megatron-LM 2021). 10 points: 10 ok." in text
+    assert "Tier `paper`, simulated for selene (Megatron-LM 2021). As Megatron-LM 2021 does it: dropout 0.1" in text
     assert "| paper, simulated for selene | reproduced |" in text
 
 

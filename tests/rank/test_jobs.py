@@ -218,9 +218,10 @@ def test_of_another_machine_nothing_is_known(attempt: Path, process: "subprocess
     keep(attempt, "local", str(process.pid))
     document = json.loads((attempt / JOB).read_text())
     (attempt / JOB).write_text(json.dumps(document | {"host": f"not-{socket.gethostname()}"}))
+    assert states([attempt])[attempt].name == "running", "this machine has another name since"
+    process.kill()
+    process.wait()
     assert states([attempt])[attempt] == ELSEWHERE
-    jobs.cancel([attempt])
-    assert process.poll() is None
 
 
 # What is kept of them -----------------------------------------------------------------------------------------------

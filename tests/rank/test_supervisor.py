@@ -261,6 +261,20 @@ def test_time_in_which_all_was_stopped_does_not_count(attempt: Path, monkeypatch
     assert "no progress for 10 s" in failure_of(attempt).reason
 
 
+def test_a_rank_that_cannot_be_started_says_of_which_program(attempt: Path) -> None:
+    supervisor(attempt, container=("/nowhere/apptainer", "exec")).run()
+    assert (failure_of(attempt).cause, ended(attempt)) == ("launch", "failed")
+    assert failure_of(attempt).reason == "rank 0 could not be started: /nowhere/apptainer: No such file or directory"
+
+
+@pytest.mark.parametrize(("set_up", "is_over"), [(0, False), (100, True)])
+def test_the_time_of_a_job_begins_before_its_set_up(attempt: Path, set_up: int, is_over: bool) -> None:
+    one = supervisor(attempt, on="slurm", signal_seconds=60)
+    keep(attempt, "slurm", "12_3", seconds=600.0)
+    one.set_up = float(set_up)
+    assert one._is_time_over(one.begun + 400) is is_over
+
+
 # The scheduler ------------------------------------------------------------------------------------------------------
 
 

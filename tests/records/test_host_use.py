@@ -4,6 +4,7 @@ import math
 import subprocess
 import sys
 import time
+from pathlib import Path
 
 import pytest
 
@@ -49,6 +50,17 @@ def test_a_run_that_others_disturbed_is_marked_with_a_note() -> None:
     table = throughput_table([disturbed])
     assert any("‡" in row for row in table.cells())
     assert any(note.startswith("‡ ") for note in table.notes)
+
+
+def test_processors_have_the_numbers_of_the_system_where_some_are_off(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    idle, busy = "0 0 0 100 0 0 0 0 0 0", "200 0 0 100 0 0 0 0 0 0"
+    lines = [f"cpu  {busy}", *(f"cpu{core} {busy if core == 8 else idle}" for core in (0, 4, 8))]
+    (tmp_path / "stat").write_text("\n".join([*lines, "btime 1"]) + "\n")
+    monkeypatch.setattr("psutil.PROCFS_PATH", str(tmp_path))
+    monkeypatch.setattr("os.sched_getaffinity", lambda _: {8})
+    assert Clock(local_rank=0).begun["busy"] > 1
 
 
 def test_a_rank_tells_its_own_time_from_that_of_another_program() -> None:

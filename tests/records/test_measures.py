@@ -16,7 +16,7 @@ from harness.records.parts import Collective
 from harness.records.steps import Steps
 from impl.errors import InputError
 from impl.run import Run, from_dict
-from tests.harness.made_up_records import config, document, made_of, record, with_pipeline, without_numbers
+from tests.harness.made_up_records import changed, config, document, made_of, record, with_pipeline, without_numbers
 
 
 def run_of(**changed: Any) -> Run:
@@ -55,6 +55,13 @@ def test_slowest_rank_and_largest_memory_count_and_warmup_does_not() -> None:
     assert run.timed_seconds == [0.2] * 5
     assert row["tokens_per_second"] == pytest.approx(16 * 128 / 0.2)
     assert row["peak_memory_bytes"] == 7e9
+
+
+def test_steps_after_a_resumption_are_not_timed() -> None:
+    run = changed(record(train__steps=10), times={"resumed_at": [5]})
+    run.steps = Steps(replace(step, seconds=[5.0 if step.step in (0, 5, 6, 7) else 0.1]) for step in run.steps)
+    assert run.timed_seconds == [0.1] * 4
+    assert run.step_seconds == 0.1
 
 
 def test_mfu_only_where_the_peak_is_known_and_never_on_a_cpu() -> None:
@@ -240,6 +247,25 @@ def test_more_threads_than_cores_is_oversubscribed() -> None:
     assert record(plan__dp=2, threads=2, cores=3).is_oversubscribed
     assert not record(plan__dp=2, threads=2, cores=4).is_oversubscribed
     assert not record(plan__dp=8, device="cuda", cores=4).is_oversubscribed
+
+
+@pytest.mark.parametrize(
+    ("places", "is_shared"),
+    [
+        ([(0, 0, 2), (0, 0, 2)], False),  # a rank on each of two hosts
+        ([(0, 0, 2), (1, 0, 2)], False),
+        ([(0, 0, 1), (1, 0, 1)], True),  # two ranks on a core of one host
+        ([(0, 0, 1), (1, 1, 1)], False),
+    ],
+)
+def test_cores_are_those_of_the_ranks_and_not_of_the_machine_that_started_them(
+    places: list[tuple[int, int, int]], is_shared: bool
+) -> None:
+    used = {"seconds": 1.0, "own": 1.0, "busy": 1.0, "stolen": 0.0}
+    hosts = [used | dict(zip(("local_rank", "core", "cores"), place, strict=True)) for place in places]
+    ranks = [{"rank": i, "host": host} for i, host in enumerate(hosts)]
+    for cores in (1, 64):
+        assert changed(record(plan__dp=2, cores=cores), ranks=ranks).is_oversubscribed == is_shared
 
 
 def test_tiers_do_not_mix() -> None:

@@ -2,13 +2,16 @@
 
 import json
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
+import yaml
 
 from harness.predict.kinds import Errors, errors_by_kind
+from harness.predict.systems import load_system
 from harness.tune import measured, search
 from harness.tune.search import Journal, best_by_value, front, importance, judged, ranked, searched
 from impl.errors import InputError
@@ -105,7 +108,7 @@ def test_the_fastest_plan_of_a_kind_without_doubt_comes_after_one_in_doubt() -> 
     text = call("tune", *few).output
     assert "warning: the fastest plan is of a kind that selene is in doubt about: zero_stage 3 is not" in text
     assert f"the fastest of a kind without such doubt takes {first['seconds']:.4g} s, " in text
-    assert text.index("fastest of kinds without doubt") < text.index("faster or smaller than all others")
+    assert text.index("fastest of calibrated kinds") < text.index("faster or smaller than all others")
     only = (*shape, "--fix", *plain, "microbatch=1", "zero_stage=3")
     assert "no plan that fits is of a kind without such doubt" in call("tune", *only).output
 
@@ -190,9 +193,25 @@ def test_the_journal_is_gone_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyP
     assert again["best"] == first["best"]
 
 
+def test_what_is_kept_of_a_system_is_not_taken_for_another_of_its_name(tmp_path: Path) -> None:
+    one, slower = load_system("selene"), tmp_path / "selene.yaml"
+    half = {name: replace(peak, value=peak.value / 2) for name, peak in one.device.peak_flops.items()}
+    slower.write_text(yaml.safe_dump(replace(one, device=replace(one.device, peak_flops=half)).as_dict()))
+    first = told(*FEW, "--out", tmp_path)
+    again = told(*[slower if word == "selene" else word for word in FEW], "--out", tmp_path)
+    assert again["best"][0]["seconds"] > 1.2 * first["best"][0]["seconds"]
+
+
+def test_trials_begin_with_what_the_knobs_can_say_and_keep_to_what_is_fixed() -> None:
+    fixed = (*SMALL, "--fix", "dp=2", "pp=2", "--others", "v_half", "--device-memory", "12GiB")
+    found = told(*fixed, "--trials", "6")
+    assert {trial["dp"] for trial in found["trials"]} == {2}
+
+
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
+        ((*SMALL, "--fix", "cp=2", "cp_attention=ring"), "--fix 'cp_attention=ring' leaves no plan; valid: ulysses"),
         (("--gpus", "4", "--system", "selene"), "tune needs --model"),
         ((*SMALL, "--fix", "colour=red"), "--fix 'colour=red': must be KNOB=VALUE"),
         ((*SMALL, "--fix", "tp=3"), "--fix 'tp=3' leaves no plan; valid: 1, 2, 4"),

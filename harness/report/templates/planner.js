@@ -86,7 +86,7 @@ function doubts(c, plan, system, seconds) {
   }
   const stages = c.pp * c.chunks, unequal = plan.are_equal && model.layers % stages
     ? [`extrapolates: stages ${model.layers} layers on ${stages}, calibrated on equal ones`] : [];
-  const ways = plan.differences[`${Math.min(c.tp, 2)} ${Math.min(c.dp, 2)}`];
+  const ways = plan.differences[`${Math.min(c.tp, 2)} ${Math.min(c.dp * c.cp, 2)}`];
   const more = wide * Math.hypot(...beyond), [low, high] = plan.bounds[`${c.tp} ${c.microbatch}`].map((side) => Math.hypot(side, more));
   const shift = unseen.length ? "a kind of plan or block that was not fitted" : beyond.length ? "beyond the fitted sizes" : "within the fitted sizes";
   const off = (one) => Object.entries(sizes).reduce((sum, [name, size]) => sum + Math.log2(size / one.sizes[name]) ** 2, 0)

@@ -192,6 +192,16 @@ def test_a_slow_rank_slows_the_step():
     assert 1.2 < slow / usual < 2
 
 
+def test_a_slow_rank_computes_longer_and_waits_for_others_as_long_as_before():
+    run = run_of(tp=8)
+    usual, slow = (predict(run, VOCAB, SYSTEM, slowdown=of, with_memory=False) for of in (None, {0: 2.0}))
+    waits = usual.parts[0]["tensor_parallel"]
+    assert waits > 0
+    assert slow.parts[0]["tensor_parallel"] == pytest.approx(waits)
+    gradients = usual.parts[0]["compute"]
+    assert slow.seconds - usual.seconds == pytest.approx(gradients, rel=0.02)
+
+
 def test_a_calibrations_residuals_correct_every_second():
     surface = {"places": [[2048, 1, 2]], "logs": [0.1], "noises": [0.02], "sd": 0.1}
     calibration = Calibration(stack="made up", rows=["a"], held_out=[], mape=1, worst=1, residuals=surface)  # type: ignore[arg-type]
