@@ -134,6 +134,8 @@ def parse(argv: list[str], default: Run, given: frozenset[str]) -> Callable[[], 
         if (cause := _validation_error(stop)) is not None:
             part = re.search(r"__\.(?:config\.|which\.)?([\w.]+):", text)
             text = _first_problem(cause, part[1] if part else "")
+        if argv[0] == "tune" and "--model." in text:
+            text += "; another model: --config FILE.toml, with a table [model]"
         raise InputError(text) from None
 
 
@@ -163,7 +165,9 @@ def _deferred(name: str, default: Run, given: frozenset[str]) -> Callable[..., C
                 kwargs[option] = dataclasses.replace(value, given=given)
         return functools.partial(verb, *args, **kwargs)
 
-    hold.__doc__ = f"Example: `lmscale {VERBS[name].example}`\n\n{inspect.getdoc(verb)}"
+    sized = "\n\nBesides: `--model NAME`, a named size; `--config FILE.toml`, a file with a run." * (name in SIZED)
+    first, _, rest = (inspect.getdoc(verb) or "").partition("\n\n")
+    hold.__doc__ = "\n\n".join(filter(None, [f"Example: `lmscale {VERBS[name].example}`", first + sized, rest]))
     return hold
 
 

@@ -160,6 +160,9 @@ def tell_states(chosen: Chosen, states: Sequence[State], json: bool) -> int:
             table.add_row(*map(Text, one.cells))  # a reason is no markup
         console(table).print(table)
     print(f"{found.id}, tier {tier}, {store.out}: {counted(words)}")
+    others = len({path.stem for path in store.recorded.glob("*.json")} - {one.id for one in states})
+    if others and set(words) == {"missing"}:
+        print(f"records of other points: {others}; with options of `run`, as --data and --sweep, give them here, too")
     return 0
 
 

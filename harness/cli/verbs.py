@@ -211,7 +211,7 @@ def table(
         results.print_tables(made)
         others = results.other_points(found, records)
         statuses = [record.status for record in records if record not in others]
-        of_tier = f"\n{found.id}, tier {tier}: {counted(statuses)}"
+        of_tier = f"\n{found.id}, tier {tier}" + (f": {counted(statuses)}" if statuses else "")
         notes = [of_tier, *results.in_words(others, records), folders.read_from(out, [found.id])]
         print(*filter(None, notes), sep="\n")
         return 0

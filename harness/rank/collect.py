@@ -1,5 +1,6 @@
 """The record of a run, assembled from the files that its ranks left."""
 
+import math
 import time
 from collections.abc import Sequence
 from datetime import UTC, datetime
@@ -108,11 +109,12 @@ def _times(submitted: float, last: Sequence[Alive | Failure], results: Sequence[
     ended = min(max(ended, submitted, 0), LATEST)
     iso = lambda moment: datetime.fromtimestamp(min(max(moment, 0), LATEST), UTC).isoformat(timespec="seconds")
     times: Document = {"started": iso(submitted), "ended": iso(ended)}
-    for name in results[0].seconds if results else ():
-        times[f"{name}_seconds"] = max(result.seconds.get(name, 0.0) for result in results)
+    parts = {name: max(of.seconds.get(name, 0.0) for of in results) for name in (results[0].seconds if results else ())}
+    times |= {f"{name}_seconds": seconds for name, seconds in parts.items()}
     if results and results[0].resumed:
         times["resumed_at"] = results[0].resumed
-    return {**times, "total_seconds": ended - submitted}
+    # its parts are of all attempts, the time since it was submitted is of the last one
+    return {**times, "total_seconds": max(ended - submitted, math.fsum(parts.values()))}
 
 
 def _steps(attempt: Path, ranks: range) -> list[Document]:
