@@ -26,9 +26,6 @@ from impl.recipe import Recipe
 Precision = Literal["fp64", "fp32", "bf16", "fp16", "fp8"]
 EngineName = Literal["native", "deepspeed", "torch"]
 
-LEAST_PAIR = 5
-"""Fewest tokens of BERT's pair of texts: a token of each, and three that mark them."""
-
 
 @dataclass(frozen=True, kw_only=True, config=CHECKED)
 class Run:
@@ -113,8 +110,8 @@ class Run:
             return [str(error)]
 
     def _of_batch(self) -> Iterator[str]:
-        if self.model.family == "bert" and self.model.seq_len < LEAST_PAIR:
-            yield f"model.seq_len {self.model.seq_len} is too short for BERT's pairs; valid: {LEAST_PAIR} and more"
+        if self.model.family == "bert" and self.model.seq_len < 5:  # a token of each text, and three that mark them
+            yield f"model.seq_len {self.model.seq_len} is too short for BERT's pairs; valid: 5 and more"
         batch, share = self.train.global_batch, self.train.microbatch * self.plan.dp
         if batch % share:
             valid = [] if batch % self.plan.dp else divisors(batch // self.plan.dp)

@@ -20,7 +20,7 @@ from harness.experiment.kit import (
     share, table_of,
 )  # fmt: skip
 from harness.figures.style import COLOURS, legend, panels
-from harness.records.measures import to_draw
+from harness.figures.style import to_draw
 from impl.cost.activations import layer_bytes
 from impl.cost.place import parameter_bytes
 

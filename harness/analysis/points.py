@@ -134,10 +134,3 @@ def points(records: Sequence[Record], measure: Measure, *, failed: bool = False)
         Point(run, tuple(group), device, names[shape(run)], group[0].parameters)
         for (run, device), group in found.items()
     ]
-
-
-def relative_to(found: Sequence[Point], is_first: Callable[[Point], bool], measure: Measure) -> list[Point]:
-    """Return the points relative to the first of their engine and device that `is_first`; NaN where there is none."""
-    place = lambda one: (one.run.engine, one.device)
-    first = {place(one): one for one in reversed(found) if is_first(one)}
-    return [one.against(first.get(place(one)), measure) for one in found]

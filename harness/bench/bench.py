@@ -18,6 +18,7 @@ import pandas as pd
 from pydantic import ValidationError
 
 from harness.analysis import render
+from harness.analysis.json_tables import as_json
 from harness.analysis.render import Column, Table
 from harness.bench.history import history as tell_history
 from harness.bench.reports import BASELINE, FOLDER, MS, Report, name_of
@@ -80,7 +81,7 @@ def bench(
         write_atomically(keep / BASELINE, _merged(now, _report(keep / BASELINE)))
     if json:
         timings = [{"name": name, **stats.model_dump()} for name, stats in now.timings.items()]
-        shown = render.as_json(table) if table is not None else None
+        shown = as_json(table) if table is not None else None
         print_json({"machine": now.machine, "benchmarks": timings, "compared": shown, "files": written})
     else:
         if table is not None:

@@ -17,6 +17,7 @@ import pandas as pd
 from pydantic import ValidationError
 
 from harness.analysis import render
+from harness.analysis.json_tables import as_json
 from harness.analysis.render import Column, Table
 from harness.bench.reports import BASELINE, MS, Report, name_of
 from harness.records.environment import CODE
@@ -140,7 +141,7 @@ def history(only: str | None, tolerance: float, *, json: bool) -> int:
     notes = (f"Changed: by more than {100 * tolerance:g}%, and three standard errors, on one machine. {changed} did.",)
     table = Table("history", "Benchmarks over commits", COLUMNS, pd.DataFrame(rows), notes)
     if json:
-        return print_json(render.as_json(table))
+        return print_json(as_json(table))
     console(render.console(table)).print(render.console(table))
     return 0
 

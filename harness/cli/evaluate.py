@@ -9,7 +9,8 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pandas as pd
 
-from harness.analysis.render import Column, Table, as_json
+from harness.analysis.json_tables import as_json
+from harness.analysis.render import Column, Table
 from harness.analysis.render import console as for_console
 from harness.launch.flags import DeviceChoice, require_positive
 from harness.rank.devices import gpu_count

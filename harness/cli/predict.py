@@ -104,10 +104,7 @@ def predict_from(default: Run) -> Callable[..., int]:
         """
         found = None if system is None else load_system(system)
         _require_one_run(rows is not None or experiment is not None, *asdict(under).values(), failures.mtbf)
-        if experiment is None and (only is not None or tier != "paper" or out != OWN):
-            raise InputError("--only, --tier and --out are of an experiment's points; valid: with an experiment")
-        if failures.mtbf is None and failures != Failures():
-            raise InputError("--checkpoint-seconds and --restart-seconds are of goodput; valid: with --mtbf")
+        _require_used(experiment is None and (only is not None or tier != "paper" or out != OWN), failures)
         of_plan = plan_fields(given)
         is_run = bool(given) if rows is not None else len(given) > len(of_plan)
         _require_one({"--rows": rows is not None, "an experiment": experiment is not None, "fields of a run": is_run})
@@ -124,6 +121,13 @@ def predict_from(default: Run) -> Callable[..., int]:
         return predict_run(simulated(config, given, found), found, under, failures, json)
 
     return predict
+
+
+def _require_used(is_without_points: bool, failures: Failures) -> None:
+    if is_without_points:
+        raise InputError("--only, --tier and --out are of an experiment's points; valid: with an experiment")
+    if failures.mtbf is None and failures != Failures():
+        raise InputError("--checkpoint-seconds and --restart-seconds are of goodput; valid: with --mtbf")
 
 
 def _require_one_run(are_many: bool, *of_one: object) -> None:

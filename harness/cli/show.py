@@ -6,7 +6,7 @@ from typing import NamedTuple
 
 import tyro
 
-from harness.analysis import render
+from harness.analysis.json_tables import as_json
 from harness.analysis.render import Table
 from harness.analysis.tables import throughput_table
 from harness.experiment import references
@@ -45,10 +45,10 @@ def show(what: tyro.conf.Positional[tuple[str, ...]], /, *, out: Path | None = N
     found = [shown(each, records_of(each, out), place) for each in shown_progress(experiments, "reading records")]
     if json:
         documents = [
-            {**described(each.experiment), "tables": [{"runs": runs, **render.as_json(t)} for runs, t in each.tables]}
+            {**described(each.experiment), "tables": [{"runs": runs, **as_json(t)} for runs, t in each.tables]}
             for each in found
         ]
-        numbers = render.as_json(published)
+        numbers = as_json(published)
         return print_json({"paper": place.paper, "place": str(place), "published": numbers, "experiments": documents})
     if published.columns:
         print_tables([published])

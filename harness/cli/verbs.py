@@ -133,11 +133,7 @@ def run(
     require_positive(**{} if jobs is None else {"jobs": jobs})
     trying.require()
     saving.require(which.out, folders.OWN, profile=profile)
-    _require_together(detach and place.on != "slurm", ghost and (json or not dry_run))
-    if detach and saving.track:
-        raise InputError("--track: follows points until they end; valid without --detach, or with `lmscale watch`")
-    if place.on == "torchrun" and (jobs or 1) > 1:
-        raise InputError("--jobs: torchrun's processes carry out one point after another; valid with it: 1")
+    _require_together(detach, ghost and (json or not dry_run), place, saving, jobs or 1)
     chosen = which.chosen(TIERS[0])
     found, _, store, points = chosen
     runs = [point.run for point in points]
@@ -151,15 +147,20 @@ def run(
             print_plan(found, Sweep(store, datasets, options), points, json)
             return int(bool(refused) or (ghost and not all_fit({p.label: p.run for p in points}, site.device)))
         if refused:
-            return print_refused(found, store, refused, None if which.sweep or which.data else which.words(), json)
+            words = None if which.sweep or which.data else which.words()
+            return print_refused(found, store, refused, words, json)
     carry_out(points, store, datasets, options)
     if detach:
         return tell_submitted(chosen, which.words(data=True), json)
     return tell_results(found, store, points, json, were_run=True)
 
 
-def _require_together(is_detached_here: bool, is_ghost_alone: bool) -> None:
-    if is_detached_here:
+def _require_together(detach: bool, is_ghost_alone: bool, place: Place, saving: Saving, jobs: int) -> None:
+    if detach and saving.track:
+        raise InputError("--track: follows points until they end; valid without --detach, or with `lmscale watch`")
+    if place.on == "torchrun" and jobs > 1:
+        raise InputError("--jobs: torchrun's processes carry out one point after another; valid with it: 1")
+    if detach and place.on != "slurm":
         raise InputError("--detach: only jobs of a scheduler outlive this command; valid with --on slurm")
     if is_ghost_alone:
         raise InputError("--ghost: prints lines before anything is started; valid with --dry-run, without --json")

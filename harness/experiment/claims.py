@@ -106,11 +106,7 @@ class Claim:
     """Part of the name of the device that the claim's absolute numbers are for; other devices are not compared."""
 
     def __post_init__(self) -> None:
-        """Check what the type checker does not see of the claims that functions make.
-
-        Raises:
-            InputError: `about` is no part of a machine.
-        """
+        """Refuse an `about` that is no part of a machine, which the type checker does not see everywhere."""
         if self.about not in (None, *(parts := get_args(Part))):
             raise InputError(f"claim {self.text!r}: about {self.about!r}; valid: {', '.join(parts)}")
 

@@ -336,3 +336,10 @@ def in_words(line: Sequence[Point], *along: Column) -> str:
     where = (" ".join(f"{column.key} {value(one, column)}" for column in along) for one in line)
     numbers = (f"{one.relative.mean:.0%} ({at})" for one, at in zip(line, where, strict=True))
     return f"batch {line[0].run.train.global_batch}: {', '.join(numbers)}"
+
+
+def relative_to(found: Sequence[Point], is_first: Callable[[Point], bool], measure: Measure) -> list[Point]:
+    """Return the points relative to the first of their engine and device that `is_first`; NaN where there is none."""
+    place = lambda one: (one.run.engine, one.device)
+    first = {place(one): one for one in reversed(found) if is_first(one)}
+    return [one.against(first.get(place(one)), measure) for one in found]

@@ -5,7 +5,7 @@ from harness.analysis.columns import (
     SCHEDULE, TP, TP_SENT, ZERO_STAGE, gib, gigabytes, in_bytes, mebibytes, milliseconds, of_run, printed, ratio, sent,
     share, value,
 )  # fmt: skip
-from harness.analysis.points import Measure, Point, points, relative, relative_to
+from harness.analysis.points import Measure, Point, points, relative
 from harness.analysis.render import Column, Table, number
 from harness.analysis.tables import (
     BUBBLE, DEVICE, EFFICIENCY, FLOP_RATE, GIB, MARK, MILLI, PERCENT, PUBLISHED, RATE, RUNS, TERA, VARIES,
@@ -18,16 +18,17 @@ from harness.experiment.checks import (
     larger, largest, measured_only, simulated_only, within, within_points, within_share,
 )  # fmt: skip
 from harness.experiment.claims import Check, Claim, Evidence, Kind, Tolerance, less, means, near, tally
-from harness.experiment.comparison import POINTS, Comparison, Printed, flop_rate, in_words, rate_with_recomputation
+from harness.experiment.comparison import (
+    POINTS, Comparison, Printed, flop_rate, in_words, rate_with_recomputation, relative_to,
+)  # fmt: skip
 from harness.experiment.experiment import Experiment
 from harness.experiment.listing import Listing, listed
-from harness.experiment.pairs import Cell, by_choice, cells, step_seconds, with_interval
+from harness.experiment.pairs import Cell, apart_from, by_choice, cells, step_seconds, with_interval
 from harness.experiment.paper import and_absent, noted, table_of, with_printed
 from harness.experiment.published import published
 from harness.experiment.runs import UNTESTED, repeated, untested
 from harness.experiment.tiers import Tier
 from harness.figures.style import figure_of
-from harness.records.labels import apart_from
 from harness.records.measures import about, size_name
 from harness.records.record import Record, point
 from harness.records.statistics import UNKNOWN, Estimate, estimate, exact

@@ -13,8 +13,8 @@ from harness.analysis.tables import PERCENT
 from harness.analysis.tabulate import tabulate
 from harness.experiment.checks import falls_along, grouped, within_points
 from harness.experiment.claims import Check, Evidence
-from harness.figures.style import beside_published
-from harness.records.measures import about, to_draw
+from harness.figures.style import beside_published, to_draw
+from harness.records.measures import about
 from harness.records.record import Record
 from impl.run import Run
 

@@ -6,11 +6,10 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from harness.analysis.points import Measure, Point, points
-from harness.records.labels import apart_from
 from harness.records.measures import in_order
 from harness.records.record import Record
 from harness.records.statistics import UNKNOWN, Estimate, estimate
-from impl.run import Run
+from impl.run import DEFAULTS, Run
 
 _Point = TypeVar("_Point", bound=Point)
 _Choice = TypeVar("_Choice", bound=Hashable)
@@ -100,6 +99,15 @@ def by_choice(
     for one in found:
         groups.setdefault((apart_from(one.run, *fields), one.device), {})[choice(one.run)] = one
     return groups
+
+
+def apart_from(run: Run, *names: str) -> Run:
+    """Return the run with these fields, by dotted name, at their defaults: what runs that differ in them share."""
+    for name in names:
+        group, _, field = name.rpartition(".")
+        fields = {field: DEFAULTS[name]}
+        run = replace(run, **{group: replace(getattr(run, group), **fields)} if group else fields)
+    return run
 
 
 def cells(records: Sequence[Record], *fields: str, choice: Callable[[Run], Hashable]) -> list[Cell]:

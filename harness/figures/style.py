@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 import numpy as np
 
-from harness.records.measures import about, to_draw
+from harness.records.measures import about
 from harness.records.record import Record
 from impl.files import naming
 
@@ -244,3 +244,9 @@ def save(figure: "Figure", path: Path) -> Path:
     finally:
         temporary.unlink(missing_ok=True)
     return path
+
+
+def to_draw(records: Sequence[Record]) -> tuple[list[Record], str]:
+    """Return the measured records, or all if none was measured, and the suffix of a title for the latter case."""
+    ran = [record for record in records if not record.is_simulated]
+    return (ran, "") if ran or not records else (list(records), ", simulated")

@@ -188,14 +188,12 @@ class Sweep:
         self._release(entry)
         record = entry.record or harvested
         if record is not None and (harvested or entry.is_fresh):
-            self.display.finished(entry.point, record)
-            return
+            return self.display.finished(entry.point, record)
         self.display.skipped(entry.point)
-        if record is None and entry.starts:
-            tries = "1 try" if entry.starts == 1 else f"{entry.starts} tries"
-            self._message(entry, f"no result is left of {tries}; the same command starts it again")
         if record is not None and record.status not in FINISHED and self.may_start:
             self.left.append(entry.point)
+        elif record is None and entry.starts:
+            self._message(entry, f"tried {entry.starts} times, no result is left; the same command starts it again")
 
     def _message(self, entry: Entry, text: str) -> None:
         self.display.message(f"{entry.point.label}: {text}")

@@ -10,6 +10,7 @@ import numpy as np
 import pandas as pd
 
 from harness.analysis import render
+from harness.analysis.json_tables import as_json
 from harness.analysis.render import Column, Table
 from harness.experiment import folders
 from harness.experiment.loading import load
@@ -106,7 +107,7 @@ def accuracy(
         write_atomically(out / "accuracy.md", HEAD + "\n".join(map(render.markdown, tables)))
         save(figure(results), out / "accuracy.png")
     if json:
-        return print_json({"tables": [render.as_json(table) for table in tables]})
+        return print_json({"tables": [as_json(table) for table in tables]})
     for table in tables:
         console(render.console(table)).print(render.console(table))
     if out is not None:
@@ -119,7 +120,7 @@ def _laws(out: Path | None, *, json: bool) -> int:
     if out is not None:
         write_atomically(out / "laws.md", "# The laws of the simulator\n\n" + "\n".join(map(render.markdown, tables)))
     if json:
-        return print_json({"tables": [render.as_json(table) for table in tables]})
+        return print_json({"tables": [as_json(table) for table in tables]})
     for table in tables:
         console(render.console(table)).print(render.console(table))
     return 0

@@ -2,7 +2,6 @@
 
 import itertools
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
@@ -53,15 +52,6 @@ def differing(runs: Iterable[Run]) -> list[str]:
     """Return the dotted names of all fields in which runs differ."""
     columns = zip(FIELDS, zip(*map(VALUES, runs), strict=True), strict=False)  # no columns without runs
     return [name for name, column in columns if len(set(column)) > 1]
-
-
-def apart_from(run: Run, *names: str) -> Run:
-    """Return the run with these fields, by dotted name, at their defaults: what runs that differ in them share."""
-    for name in names:
-        group, _, field = name.rpartition(".")
-        fields = {field: DEFAULTS[name]}
-        run = replace(run, **{group: replace(getattr(run, group), **fields)} if group else fields)
-    return run
 
 
 def varying(runs: Iterable[Run], shown: Iterable[str] = ()) -> list[str]:

@@ -250,12 +250,6 @@ def devices(records: Sequence[Record]) -> dict[str | None, str]:
     return {system: f"{device if is_one_each(records) else system}, simulated" for system, device in own.items()}
 
 
-def to_draw(records: Sequence[Record]) -> tuple[list[Record], str]:
-    """Return the measured records, or all if none was measured, and the suffix of a title for the latter case."""
-    ran = [record for record in records if not record.is_simulated]
-    return (ran, "") if ran or not records else (list(records), ", simulated")
-
-
 def is_one_each(records: Sequence[Record]) -> bool:
     """Return True if no run was simulated for several systems."""
     ids = [record.id for record in records if record.is_simulated]

@@ -95,13 +95,8 @@ def is_disturbed(uses: Sequence[HostUse | None]) -> bool:
 
 
 def on_same_cores(uses: Sequence[HostUse | None]) -> list[list[HostUse]]:
-    """Return the ranks that may use the same cores of one host, together; none where a rank did not measure it.
-
-    Args:
-        uses: of every rank; those of one host stand together, in order.
-    """
-    hosts: dict[tuple[int, int, int], list[HostUse]] = {}
-    host = -1
+    """Return the ranks that may use the same cores of one host, together; none where a rank did not measure it."""
+    hosts, host = dict[tuple[int, int, int], list[HostUse]](), -1
     for use in uses:
         if use is None:
             return []
@@ -118,13 +113,10 @@ def others_share(uses: Sequence[HostUse | None]) -> float:
     Args:
         uses: of every rank; those of one host stand together, in order.
     """
-    shares = list[float]()
-    for found in on_same_cores(uses):
-        others = max(0.0, max(use.busy for use in found) - math.fsum(use.own for use in found))
-        time = max(use.seconds for use in found) * found[0].cores
-        if time:
-            shares.append((others + max(use.stolen for use in found)) / time)
-    return max(shares, default=math.nan)
+    largest = lambda found, field: max(getattr(use, field) for use in found)
+    others = lambda found: max(0.0, largest(found, "busy") - math.fsum(use.own for use in found))
+    times = ((found, largest(found, "seconds") * found[0].cores) for found in on_same_cores(uses))
+    return max(((others(found) + largest(found, "stolen")) / time for found, time in times if time), default=math.nan)
 
 
 @dataclass(config=READ, slots=True)

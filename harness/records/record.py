@@ -104,12 +104,9 @@ class Record(Head):
     @property
     def is_oversubscribed(self) -> bool:
         """True if the ranks' threads shared CPU cores, so that times are useless for scaling."""
-        where = self.environment
-        if where.device != "cpu":
-            return False
-        if found := on_same_cores([rank.host for rank in self.ranks]):
-            return any(len(ranks) * self.run.threads > ranks[0].cores for ranks in found)
-        return bool(where.cores) and self.run.plan.world_size * self.run.threads > where.cores
+        where, threads, found = self.environment, self.run.threads, on_same_cores([rank.host for rank in self.ranks])
+        cores = [(len(of), of[0].cores) for of in found] or [(self.run.plan.world_size, where.cores or math.inf)]
+        return where.device == "cpu" and any(ranks * threads > there for ranks, there in cores)
 
     @cached_property
     def is_disturbed(self) -> bool:
@@ -375,13 +372,10 @@ class Record(Head):
         return max((float(value) for value in map(of, self.ranks) if value is not None), default=math.nan)
 
     def _sent_in_rings(self, *axes: str) -> float:
-        """Return the bytes that the busiest rank sends along these axes in collectives of states, or of layers.
-
-        In a ring of t ranks each sends (t - 1) / t of the tensor in an all-gather or reduce-scatter, and twice that in
-        an all-reduce, which is both. Other collectives are of context parallelism and experts.
-        """
+        """Return the bytes that the busiest rank sends along these axes in all-reduces, all-gathers, reduce-scatters."""
         plan, times = self.run.plan, {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
         degrees = {axis: plan.zero // plan.ep if axis == "owners" else getattr(plan, axis) for axis in axes}
+        # in a ring of t ranks each sends (t - 1) / t of the tensor, in an all-reduce twice that
         moved = lambda counts: sum(count.bytes * times.get(op, 0) for op, count in counts.items())
         sent = lambda rank: sum(moved(rank.get(axis, {})) * (t - 1) / t for axis, t in degrees.items())
         return max(map(sent, self._traffic), default=math.nan)

@@ -4,7 +4,7 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.analysis import render
+from harness.analysis import json_tables, render
 from harness.analysis.breakdown import breakdown_table, limit_table
 from harness.analysis.failures import failures_table
 from harness.analysis.latex import latex
@@ -132,7 +132,7 @@ def print_written(store: Store, count: int, files: Iterable[str]) -> None:
 
 
 def as_json(made: list[Table]) -> dict[str, Any]:
-    return {"tables": [render.as_json(t) for t in made]}
+    return {"tables": [json_tables.as_json(t) for t in made]}
 
 
 def print_tables(made: list[Table]) -> None:

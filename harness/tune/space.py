@@ -19,8 +19,8 @@ from harness.analysis.points import Point, points
 from harness.analysis.render import Column, Table
 from harness.analysis.tables import TERA
 from harness.experiment.listing import listed
-from harness.figures.style import COLOURS, panels
-from harness.records.measures import about, to_draw
+from harness.figures.style import COLOURS, panels, to_draw
+from harness.records.measures import about
 from harness.records.record import Record
 from harness.tune.search import shapley, study_of
 

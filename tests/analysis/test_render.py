@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from harness.analysis import render
+from harness.analysis.json_tables import as_json
 from harness.analysis.latex import latex
 from harness.analysis.render import Column, Table, number, number_with_interval
 
@@ -86,7 +87,7 @@ def test_latex_escapes_and_uses_booktabs() -> None:
 
 def test_json_is_valid_where_a_number_is_missing_or_infinite() -> None:
     frame = pd.DataFrame({"name": ["a"], "time": [math.inf], "time_half_width": [math.nan]})
-    document = json.loads(json.dumps(render.as_json(Table("demo", "t", COLUMNS, frame)), allow_nan=False))
+    document = json.loads(json.dumps(as_json(Table("demo", "t", COLUMNS, frame)), allow_nan=False))
     assert document["rows"] == [{"name": "a", "time": "inf", "time_half_width": None}]
     assert document["columns"][1]["unit"] == "s"
 

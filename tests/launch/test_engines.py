@@ -12,8 +12,8 @@ import torch.distributed as dist
 
 from harness.analysis import tables
 from harness.analysis.points import points as points_of
-from harness.analysis.points import relative_to
 from harness.experiment.claims_table import claims_table
+from harness.experiment.comparison import relative_to
 from harness.experiment.experiment import TIERS, Experiment
 from harness.experiment.loading import load
 from harness.launch import preflight
