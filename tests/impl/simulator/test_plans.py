@@ -22,16 +22,15 @@ def rows(plans: Plans) -> set[tuple[object, ...]]:
     return {tuple(plans.row(i).values()) for i in range(len(plans))}
 
 
+ALONE = {
+    "dp": {"zero_stage", "overlap_param_gather"},
+    "tp": {"sequence_parallel", "scatter_gather", "overlap_input_grad_reduce"}, "pp": {"scatter_gather", "schedule"},
+}  # fmt: skip
+"""Knobs that make no difference without ranks of an axis."""
+
+
 def changes_nothing(row: dict[str, Any]) -> bool:
     """A knob that makes no difference, and is not as a plan has it by default."""
-    odd = {knob for knob in DEFAULTS if row[knob] != DEFAULTS[knob]}
-    alone = {"dp": {"zero_stage", "overlap_grad_reduce", "overlap_param_gather"}}
-    alone |= {"tp": {"sequence_parallel", "scatter_gather", "overlap_input_grad_reduce"}, "pp": {"scatter_gather"}}
-    ranks = {"dp": row["dp"] * row["cp"], "tp": row["tp"], "pp": row["pp"]}
-    if any(ranks[axis] == 1 and odd & knobs for axis, knobs in alone.items()):
-        return True
-    if row["pp"] == 1 and row["schedule"] != "one_f_one_b":
-        return True
     chunked = row["schedule"] == "interleaved"
     return (
         chunked != (row["chunks"] != 1)
@@ -48,21 +47,19 @@ GROUPED, SHARED = replace(MODEL, num_heads=8, kv_heads=2), replace(MODEL, kv_hea
 )
 def test_they_are_all_valid_plans_there_are(model: ModelConfig, devices: int) -> None:
     plans, base = every(model, devices, 4, node=2), replace(BASE, model=model)
-    choices = dict.fromkeys(FLAGS, (False, True)) | NAMES
-    degrees = [d for d in itertools.product((1, 2, 4), repeat=4) if np.prod(d) == devices]
-    others = [knob for knob in choices if knob not in ("offload_optimizer", "overlap_grad_reduce")]
+    choices = dict.fromkeys(FLAGS, (False, True)) | NAMES | {"microbatch": (1, 2, 4), "chunks": (1, 2, 4)}
+    choices |= {"zero_stage": range(4), "offload_optimizer": (False,), "overlap_grad_reduce": (True,)}
     expected = set()
-    for tp, cp, pp, dp in degrees:
+    for tp, cp, pp, dp in (d for d in itertools.product((1, 2, 4), repeat=4) if np.prod(d) == devices):
         groups = (None, 2) if (tp, dp * cp) == (1, 4) else (None,)  # smaller ones that divide
-        shares = (1, 2, 4) if model.experts else (1,)
-        sizes = itertools.product((1, 2, 4), (1, 2, 4), range(4), groups, shares, *(choices[knob] for knob in others))
-        for b, v, zero, group, ep, *flags in sizes:
-            row = {"tp": tp, "cp": cp, "pp": pp, "dp": dp, "microbatch": b, "chunks": v, "ep": ep}
-            row |= {"zero_stage": zero, "zero_group": group}
-            row |= {"offload_optimizer": False, "overlap_grad_reduce": True} | dict(zip(others, flags, strict=True))
-            ordered = {knob: row[knob] for knob in KNOBS}
-            if not changes_nothing(ordered) and not run_of(ordered, base).problems():
-                expected.add(tuple(ordered.values()))
+        here = choices | {"zero_group": groups, "ep": (1, 2, 4) if model.experts else (1,)}
+        here |= {"tp": (tp,), "cp": (cp,), "pp": (pp,), "dp": (dp,)}
+        for axis, ranks in {"dp": dp * cp, "tp": tp, "pp": pp}.items():
+            here |= {knob: (DEFAULTS[knob],) for knob in ALONE[axis] if ranks == 1}
+        for values in itertools.product(*map(here.__getitem__, KNOBS)):
+            row = dict(zip(KNOBS, values, strict=True))
+            if not changes_nothing(row) and not run_of(row, base).problems():
+                expected.add(values)
     usual = plans.take((plans["offload_optimizer"] == 0) & (plans["overlap_grad_reduce"] == 1))
     assert rows(usual) == expected
     assert len(usual) == len(expected)
