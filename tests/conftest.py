@@ -16,6 +16,8 @@ from tests.turned import pytest_addoption, pytest_collection_finish, pytest_sess
 if TYPE_CHECKING:  # many tests need no torch, whose import takes longer than they do
     import torch.distributed as dist
 
+    from harness.predict.kinds import Errors
+    from impl.simulator.system import System
     from impl.tensor_parallel.group import TensorParallel
     from tests.fake_cuda import Driver
 
@@ -44,6 +46,7 @@ APART = "tests/test_results.py"
 """Whose tests each run by themselves; those of any other file stay together in one process."""
 WITH = {"tests/test_committed_verdicts.py": "tests/test_documents.py"}
 """Files whose tests stay with those of another, as both read all records."""
+ERRORS: dict[str, Errors] = {}
 
 
 @pytest.hookimpl(tryfirst=True)
@@ -115,3 +118,16 @@ def serial(one_rank: dist.ProcessGroup) -> TensorParallel:
     from impl.tensor_parallel.group import TensorParallel
 
     return TensorParallel(one_rank, sequence_parallel=False, overlap=True)
+
+
+@pytest.fixture
+def errors_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of each system, whose published steps every search predicts."""
+    from harness.predict.kinds import errors_by_kind
+
+    def found(system: System) -> Errors:
+        if system.name not in ERRORS:
+            ERRORS[system.name] = errors_by_kind(system)
+        return ERRORS[system.name]
+
+    monkeypatch.setattr("harness.tune.tune.errors_by_kind", found)

@@ -51,11 +51,12 @@ def elsewhere(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[None]
 
 
 def report_little(monkeypatch: pytest.MonkeyPatch, *, everywhere: bool = False, manual: bool = False) -> None:
-    """Makes a report have a planner of few plans, of one model on one system unless `everywhere`, and no documents."""
+    """Makes a report have a planner of few plans, of one model on one system unless `everywhere`, and no manual."""
     from harness.report import planner
 
     if not manual:
         monkeypatch.setattr("harness.cli.manual.CODE", Path("/nowhere"))
+        monkeypatch.setattr("harness.cli.manual._verbs", str)  # all help takes longer than the rest
     little = {"tp": (1, 2), "pp": (1, 2), "dp": (1, 2), "microbatch": (1,), "chunks": (1, 2)}
     monkeypatch.setattr(planner, "GRID", planner.GRID | little)
     if not everywhere:

@@ -87,7 +87,7 @@ def name(run: Run) -> str:
 # Compiled layers -----------------------------------------------------------------------------------------------------
 
 MODEL = ModelConfig(num_layers=5, hidden_size=16, num_heads=8, seq_len=16, dropout=0.1)
-RECIPE = Recipe(steps=8, global_batch=4, microbatch=1, lr=1e-3, warmup_steps=3, clip_norm=0.5)
+RECIPE = Recipe(steps=6, global_batch=4, microbatch=1, lr=1e-3, warmup_steps=3, clip_norm=0.5)
 SHARED = {"kv_heads": 1, "parallel_residual": True, "rotary_fraction": 0.5}
 
 

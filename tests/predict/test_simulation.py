@@ -200,6 +200,7 @@ CONTRARY = {
 """Values of fields that `a100_cluster`'s software has a habit against."""
 
 
+@pytest.mark.usefixtures("errors_found_once")
 @pytest.mark.parametrize("field", CONTRARY)
 def test_a_given_field_wins_over_a_habit_by_fields_by_rows_and_in_a_search(field: str, tmp_path: Path):
     plan = {"plan.tp": 2, "plan.pp": 1, "plan.dp": 2, "plan.zero_stage": 0, "train.microbatch": 4}

@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 import yaml
 
-from harness.predict.kinds import Errors, errors_by_kind
 from harness.predict.systems import load_system
 from harness.tune import measured, search
 from harness.tune.search import Journal, best_by_value, front, importance, judged, ranked, searched
@@ -19,7 +18,6 @@ from impl.model.config import ModelConfig
 from impl.recipe import Recipe
 from impl.run import Run
 from impl.simulator.plans import KNOBS, Plans, every
-from impl.simulator.system import System
 from tests.harness.calls import call, document, refused
 
 MODEL = ModelConfig(num_layers=4, hidden_size=32, num_heads=4, seq_len=8, vocab_size=100)
@@ -28,19 +26,7 @@ SMALL = ("--model", "gpt-1.2b", "--gpus", "4", "--global-batch", "8", "--system"
 FEW = (*SMALL, "--fix", "zero_stage=0,1", "schedule=one_f_one_b", "recompute=full", "--top", "4")
 
 
-ERRORS: dict[str, Errors] = {}
-
-
-@pytest.fixture(autouse=True)
-def errors_are_found_once(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Of each system, whose published steps every search predicts."""
-
-    def found(system: System) -> Errors:
-        if system.name not in ERRORS:
-            ERRORS[system.name] = errors_by_kind(system)
-        return ERRORS[system.name]
-
-    monkeypatch.setattr("harness.tune.tune.errors_by_kind", found)
+pytestmark = pytest.mark.usefixtures("errors_found_once")
 
 
 def told(*arguments: str | Path) -> Any:
