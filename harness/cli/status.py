@@ -78,7 +78,7 @@ def watch(which: OfWhich, track: str = "", html: Path | None = None, json: Flag 
     if not store.records():
         tell_ignored(store)
         return tell_states(chosen, states_of(store, points), json)
-    return tell_results(found, store, points, json)
+    return tell_results(found, store, points, json, were_run=False)
 
 
 def cancel(which: OfWhich, json: Flag = False) -> int:

@@ -147,12 +147,9 @@ def run(
             print_plan(found, Sweep(store, datasets, options), points, json)
             return int(bool(refused) or (ghost and not all_fit({p.label: p.run for p in points}, site.device)))
         if refused:
-            words = None if which.sweep or which.data else which.words()
-            return print_refused(found, store, refused, words, json)
+            return print_refused(found, store, refused, which.words_of_predict, json)
     carry_out(points, store, datasets, options)
-    if detach:
-        return tell_submitted(chosen, which.words(data=True), json)
-    return tell_results(found, store, points, json, were_run=True)
+    return tell_submitted(chosen, which.words(data=True), json) if detach else tell_results(found, store, points, json)
 
 
 def _require_together(detach: bool, is_ghost_alone: bool, place: Place, saving: Saving, jobs: int) -> None:

@@ -6,10 +6,11 @@ from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
 from harness.analysis.points import Measure, Point, points
+from harness.records.labels import DEFAULTS
 from harness.records.measures import in_order
 from harness.records.record import Record
 from harness.records.statistics import UNKNOWN, Estimate, estimate
-from impl.run import DEFAULTS, Run
+from impl.run import Run
 
 _Point = TypeVar("_Point", bound=Point)
 _Choice = TypeVar("_Choice", bound=Hashable)

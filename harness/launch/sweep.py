@@ -186,8 +186,7 @@ class Sweep:
     def _end(self, entry: Entry, harvested: Record | None) -> None:
         """Report a point for which nothing more is to be done here."""
         self._release(entry)
-        record = entry.record or harvested
-        if record is not None and (harvested or entry.is_fresh):
+        if (record := entry.record or harvested) is not None and (harvested or entry.is_fresh):
             return self.display.finished(entry.point, record)
         self.display.skipped(entry.point)
         if record is not None and record.status not in FINISHED and self.may_start:

@@ -372,7 +372,7 @@ class Record(Head):
         return max((float(value) for value in map(of, self.ranks) if value is not None), default=math.nan)
 
     def _sent_in_rings(self, *axes: str) -> float:
-        """Return the bytes that the busiest rank sends along these axes in all-reduces, all-gathers, reduce-scatters."""
+        """Return the bytes that the busiest rank sends along these axes in rings: all but sends and all-to-alls."""
         plan, times = self.run.plan, {"all_reduce": 2, "all_gather": 1, "reduce_scatter": 1}
         degrees = {axis: plan.zero // plan.ep if axis == "owners" else getattr(plan, axis) for axis in axes}
         # in a ring of t ranks each sends (t - 1) / t of the tensor, in an all-reduce twice that

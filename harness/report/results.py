@@ -84,7 +84,7 @@ STEMS = ("throughput", "limit", "breakdown", "scaling", "failures", "claims", "p
 WRITERS: dict[str, Callable[[Table], str]] = {"md": render.markdown, "csv": render.csv, "tex": latex}
 
 
-def tell_results(found: Experiment, store: Store, chosen: list[Point], json: bool, *, were_run: bool = False) -> int:
+def tell_results(found: Experiment, store: Store, chosen: list[Point], json: bool, *, were_run: bool = True) -> int:
     """Write the tables and figures of all records, print those of the chosen points, and return the exit status.
 
     Args:

@@ -45,7 +45,7 @@ def test_perplexity_by_size_flips() -> None:
         return made
 
     assert verdicts("model_size_perplexity", sizes(3.0, 2.5, 2.0)) == ["reproduced"] * 3
-    assert verdicts("model_size_perplexity", sizes(3.0, 2.0, 3.1)) == ["cannot tell here"] * 3
+    assert verdicts("model_size_perplexity", sizes(3.0, 2.0, 3.1)) == ["partly"] * 3
     assert verdicts("model_size_perplexity", sizes(2.0, 2.5, 3.0)) == ["not reproduced"] * 3
     assert verdicts("model_size_perplexity", sizes(3.0)) == ["not run here"] * 3
 
