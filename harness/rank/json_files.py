@@ -34,6 +34,8 @@ def from_document(kind: Any, found: Any) -> Any:
     Raises:
         TypeError: the value has another type, or a field is missing.
     """
+    if kind is Any:
+        return found
     origin, inner = get_origin(kind), get_args(kind)
     if origin is UnionType:
         return None if found is None else from_document(inner[0], found)

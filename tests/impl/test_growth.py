@@ -8,14 +8,14 @@ from typing import Any, NamedTuple
 import numpy as np
 import pytest
 
-from impl.checkpoint import Checkpoints, chunks_of, latest, read_weights
+from impl.checkpoint import Checkpoints, chunks_of, latest, read_weights, why_another, with_defaults
 from impl.errors import InputError
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig
 from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Run
-from impl.start import start_from
+from impl.start import start_from, upcycled
 from impl.train import Trainer
 from tests.impl.on_ranks import on_ranks, own_group
 
@@ -32,6 +32,14 @@ PLANS = [
 
 def run(model: ModelConfig, plan: Plan, **fields: Any) -> Run:
     return Run(model=model, plan=plan, train=RECIPE, evaluation=EvaluationConfig(sequences=4), **fields)
+
+
+def test_a_model_is_the_same_whether_sizes_that_follow_are_written_out_or_not() -> None:
+    sizes = {"model.hidden_size": 64, "model.num_heads": 4}
+    short, long = with_defaults(sizes), with_defaults(sizes | {"model.mlp_size": 256, "model.kv_heads": 4})
+    assert why_another(short, long) == ""
+    experts = with_defaults({"model.hidden_size": 64, "model.experts": 4, "model.expert_size": 256})
+    assert upcycled(short | {"model.biases": False}, experts) is not None
 
 
 SMALL = [run(PSEUDO, Plan(tp=2, dp=2, zero_stage=3)), run(SHALLOW, Plan(pp=2))]

@@ -128,7 +128,27 @@ def test_a_point_whose_rank_is_killed_goes_on_from_its_last_checkpoint(
     )
     of_ranks = [sum((line.seconds or [])[rank] for line in record.steps) for rank in range(2)]
     assert record.times.training_seconds == pytest.approx(max(of_ranks))  # of both tries
+    assert record.times.total_seconds >= record.times.training_seconds
     assert not Attempts(store).checkpoints(run.id).exists()
+
+
+def test_what_the_last_try_cannot_measure_is_that_of_an_earlier_one(tokens: Path, store: Store) -> None:
+    one = small(tokens, steps=8)
+    run = replace(
+        one, model=replace(one.model, num_layers=2), plan=Plan(pp=2), evaluation=EvaluationConfig(sequences=0)
+    )
+    at_the_end = lambda: (Attempts(store).checkpoints(run.id) / "step-00000008").exists()
+
+    def kill(_: Point) -> None:
+        for process in processes(store.folder, "harness.rank.worker") if at_the_end() else []:
+            process.kill()
+
+    saving = Saving(checkpoint_every=4)
+    assert sweep(store, [run], told=Told(on_look=kill), saving=saving, retries=0).ends == [(run.id, "failed")]
+    sweep(store, [run], saving=saving)
+    record = kept(store, run)
+    assert (record.status, record.times.resumed_at) == ("ok", [8])
+    assert all(rank.memory and rank.timeline and rank.peak_memory_bytes for rank in record.ranks)
 
 
 @pytest.mark.parametrize("outcome", ["ok", "failed"])
