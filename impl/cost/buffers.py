@@ -2,7 +2,7 @@
 
 import re
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from functools import lru_cache
 from itertools import chain, pairwise
 
@@ -56,6 +56,8 @@ def gathered_elements(place: Place, buckets: Sequence[BucketLayout]) -> int:
     for bucket in buckets:
         if bucket.zero_stage == 3:
             sizes[bucket.unit] += bucket.size
+    if not sizes:
+        return 0
     most = 0
     for stage in place.stages:
         layers = [f"layers.{i}" for i in place.run.model.own(stage.layers)]
@@ -76,29 +78,43 @@ def gradient_elements(place: Place, buckets: Sequence[BucketLayout], row: Iterab
     divided = [bucket for bucket in buckets if bucket.zero_stage >= 2]
     common = max((bucket.size for bucket in divided if len(bucket.names) > 1), default=0)
     alone = max((bucket.size for bucket in divided if bucket.size > common), default=0)
-    divided = [bucket for bucket in divided if bucket.size <= common]
-    bucket_of = {name: i for i, bucket in enumerate(divided) for name in bucket.names}
-    stages = dict(zip(place.schedule.stages_of(place.pp_rank), place.stages, strict=True))
+    [made] = buffers_at_once(place, [bucket for bucket in divided if bucket.size <= common], [row])
+    return made[place.run.plan.overlap_grad_reduce] * common + alone
+
+
+def buffers_at_once(
+    place: Place, buckets: Sequence[BucketLayout], rows: Iterable[Iterable[Action]]
+) -> list[tuple[int, int]]:
+    """Return for each row of actions the most of these buckets that are filled at a time, and filled and reduced."""
+    bucket_of = {name: i for i, bucket in enumerate(buckets) for name in bucket.names}
+    stages = dict(zip(place.schedule.stages_of(place.pp_rank), place.stages, strict=True)) if buckets else {}
     arriving = {
         (op, i): [bucket_of[name] for name in names if name in bucket_of]
         for i, stage in stages.items()
         for op, names in _finished(place, stage).items()
     }
     expected = Counter(chain.from_iterable(arriving[Op.B, i] for i in stages))
+    return [_at_once(row, arriving, expected) for row in rows]
+
+
+def _at_once(
+    row: Iterable[Action], arriving: Mapping[tuple[Op, int], list[int]], expected: Mapping[int, int]
+) -> tuple[int, int]:
+    """Return `buffers_at_once` of a row, whose passes complete gradients of the buckets that are `arriving`."""
     filled = Counter[int]()
-    filling = reducing = made = 0
+    filling = reducing = most = made = 0
     for op, stage, _ in row:
         for bucket in arriving.get((op, stage), ()):
             if filled[bucket] == 0:
                 reducing = min(reducing, REDUCTIONS - 1)
                 filling += 1
-                made = max(made, filling + reducing)
+                most, made = max(most, filling), max(made, filling + reducing)
             filled[bucket] += 1
             if filled[bucket] == expected[bucket]:
                 filled[bucket] = 0
                 filling -= 1
-                reducing += place.run.plan.overlap_grad_reduce
-    return made * common + alone
+                reducing += 1
+    return most, made
 
 
 def _finished(place: Place, stage: Stage) -> dict[Op, list[str]]:

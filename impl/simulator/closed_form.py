@@ -17,13 +17,14 @@ from typing import Any, NamedTuple, TypeVar
 
 import numpy as np
 
-from impl.cost.buffers import gathered_elements, gradient_elements
+from impl.cost.buffers import gathered_elements
 from impl.cost.memory import state_parts
 from impl.cost.moments import fullest_of, of_stage
 from impl.cost.place import Place, Sizes, parameter_bytes
 from impl.pipeline.schedule import Action, Op
 from impl.pipeline.stage import Stage
 from impl.run import Run
+from impl.simulator.buckets import OfUnit, buckets_of, by_kind, of_unit
 from impl.simulator.columns import BETWEEN, FIRST, LAST, Array, Held, Hops, Kept, Law, Ranks, Size, Work, columns
 from impl.simulator.operations import LAYERS, BlockName, block, names_of
 from impl.simulator.passes import Passes, passes, stage_passes
@@ -33,7 +34,7 @@ from impl.simulator.step import stages_of, transfer_seconds
 from impl.simulator.system import System
 
 T = TypeVar("T")
-GPIPE, PLAIN, INTERLEAVED, SPLIT = map(NAMES["schedule"].index, ("gpipe", "one_f_one_b", "interleaved", "zb_h1"))
+GPIPE, SPLIT = map(NAMES["schedule"].index, ("gpipe", "zb_h1"))
 
 
 class Estimate(NamedTuple):
@@ -157,11 +158,10 @@ class ClosedForm:
         sizes = [len(stage.layers) for stage in stages_of(run, self.vocab_size, self.system.habits.stages_of(run))]
         ranks = [sum(sizes[rank::p]) for rank in range(p)]  # every schedule of NAMES deals its stages in turn
         if p <= 2:
-            return Ranks(p, v, (ranks[0], ranks[0], ranks[-1]), 0, ranks[0])
-        between, more = max(ranks[1:-1]), 1 if v == 1 else 2
-        in_flight = [(v - 1) * p + more * (p - rank - 1) + 1 for rank in range(p)]
-        holding = max(in_flight[rank] * ranks[rank] for rank in range(1, p - 1)) / in_flight[1]
-        return Ranks(p, v, (ranks[0], between, ranks[-1]), between * (p - 2) - sum(ranks[1:-1]), holding)
+            return Ranks(p, v, (ranks[0], ranks[0], ranks[-1]), 0, ranks[0], p - 1)
+        between = max(ranks[1:-1])
+        behind = p - 1 - ranks.index(between, 1)
+        return Ranks(p, v, (ranks[0], between, ranks[-1]), between * (p - 2) - sum(ranks[1:-1]), ranks[1], behind)
 
     def _blocks(self, run: Run) -> Work:
         """Return seconds of a microbatch in one stage, for each operation a law."""
@@ -178,12 +178,10 @@ class ClosedForm:
         return Hops(sum(each, 0.0), max(each, default=0.0), seconds(p - 1, 0) if p > 1 else 0.0)
 
     def _states(self, run: Run) -> Held:
-        system, pp, each = self.system, run.plan.pp, parameter_bytes(run)
+        system, pp, weight = self.system, run.plan.pp, parameter_bytes(run).weight
         alone = _with_one_microbatch(replace(run, plan=replace(run.plan, pp=1, offload_optimizer=False)))
         units, places = _units(alone, self.vocab_size, needed(pp, self.units))
         sizes = [state_parts(run, place.buckets, system.device.kind) for place, *_ in places]
-        _, between, *ends = (gathered * each.weight + held * each.gradient for _, gathered, held in places)
-        first, last = (max(between, end) for end in (ends[0], ends[-1]))
         moved = [moving(system, run, unit) for unit in units]
         return Held(
             reducing=self.law(lambda one: one.reducing, moved),
@@ -194,7 +192,8 @@ class ClosedForm:
             gradients=self.law(lambda at: at[1], sizes),
             optimizer=self.law(lambda at: at[2], sizes),
             tied=max(ends_seconds(system, run, unit) for unit in units) if pp > 1 else 0.0,
-            buffers=(first, between, last),
+            gathered=by_kind([gathered * weight for _, gathered, _ in places]),
+            buckets=buckets_of(run, [unit for *_, unit in places], self.law),
         )
 
     def _kept(self, run: Run) -> Kept:
@@ -291,33 +290,37 @@ class ClosedForm:
         found = self._gather(two, self._kept, *knobs, "scatter_gather", "pp")
         p, v, m, law = ranks.p, ranks.v, ranks.m, found.kept
         is_gpipe, is_split = ranks.schedule == GPIPE, ranks.schedule == SPLIT
-        is_1f1b = (ranks.schedule == PLAIN) | (ranks.schedule == INTERLEAVED)
         ends = law.at(ranks) - law.one - (ranks.layers - 1) * law.layer
         parameters, gradients, optimizer = (law.at(ranks) for law in (held.parameters, held.gradients, held.optimizer))
-        passing = found.passing.at(ranks)
+        passing, updated = found.passing.at(ranks), held.buckets.updated(ranks)
+        filled = held.buckets.filled(ranks, is_split, plans["overlap_grad_reduce"] == 1)
+        is_first, every, of_last = ranks.is_first, m * v, (v - 1) * p + 1
+        own, each = np.where(is_gpipe, m, of_last), np.where(v > 1, 2, 1)
 
-        def parts_of(kind: int, ahead: Array, under_way: Array | int) -> Parts:
-            """Return the memory of a kind of rank with so many `ahead` of it, receiving `under_way` more tensors."""
-            layers = np.where(is_1f1b, ranks.holding, ranks.layers[kind]) if kind == BETWEEN else ranks.layers[kind]
-            in_flight = np.where(v > 1, np.minimum(m * v, (v - 1) * p + 2 * ahead + 1), np.minimum(m, ahead + 1))
-            in_flight = np.where(is_gpipe, m, in_flight)
+        def parts_of(kind: int, layers: Array, ahead: Array, under_way: Array | int) -> Parts:
+            """Return the memory of a rank with so many `ahead` of it, receiving `under_way` more tensors."""
+            in_flight = np.minimum(every, own + each * ahead)
             chunk = law.one - law.layer + law.layer * layers / v
             with_ends = np.where(v > 1, np.minimum(m, p) if kind == FIRST else 1, in_flight)
             put_off = np.where(is_split, np.minimum(p, m) - in_flight, 0)
-            receiving = np.minimum(in_flight + put_off + under_way, m * v + 1)
-            receiving = np.where(ranks.is_first[kind], (v - 1) * p + 1, receiving)
+            receiving = np.minimum(in_flight + put_off + under_way, every + 1) + (put_off if kind == BETWEEN else 0)
+            receiving = np.where(is_first[kind], of_last, receiving)
             activations = in_flight * chunk + with_ends * ends[kind]
             owing = np.maximum(passing[kind], found.owed * layers - activations) + put_off * found.owed * layers
             rest = np.where(is_split, owing, passing[kind])
-            buffers = receiving * found.received + held.buffers[kind]
+            buffers = receiving * found.received + held.gathered[kind] + filled[kind]
+            of_update = activations + rest < updated[kind]
+            activations, rest = np.where(of_update, 0, activations), np.where(of_update, updated[kind], rest)
             return Parts(parameters[kind], gradients[kind], optimizer[kind], activations, buffers, rest)
 
-        between = np.where(v > 1, 3, np.where(is_gpipe, 1, 2))
+        under_way, is_inner = np.where(v > 1, 3, np.where(is_gpipe, 1, 2)), p > 2
+        kept = np.where(is_split, np.where(is_inner, law.layer, found.owed), found.owed)
+        first, fullest, last = ranks.layers
         return [
-            parts_of(FIRST, p - 1, 0),
-            parts_of(BETWEEN, np.maximum(p - 2, 0), between),
-            parts_of(BETWEEN, np.minimum(p - 1, 1), between),
-            parts_of(LAST, 0 * p, np.where(v > 1, 4, 1)),
+            parts_of(FIRST, first, p - 1, 0),
+            parts_of(BETWEEN, ranks.second, np.where(is_inner, p - 2, p - 1), under_way),
+            parts_of(BETWEEN, fullest, np.where(kept < found.owed, np.where(m < p, 0, 1), ranks.behind), under_way),
+            parts_of(LAST, last, 0 * p, np.where(v > 1, 4, 1)),
         ]
 
 
@@ -335,11 +338,10 @@ def needed(pp: int, units: tuple[T, ...]) -> tuple[T, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _units(run: Run, vocab_size: int, units: tuple[Stage, ...]) -> tuple[list[States], list[tuple[Place, int, int]]]:
-    """Return states of each unit; and its place, with the elements of gathered parameters and gradients' buffers."""
-    row = [Action(Op.F, 0, 0), Action(Op.B, 0, 0)]
+def _units(run: Run, vocab_size: int, units: tuple[Stage, ...]) -> tuple[list[States], list[tuple[Place, int, OfUnit]]]:
+    """Return states of each unit; and its place, with the elements of gathered parameters and the buckets."""
     places = [Place(run, vocab_size, 0, (stage,)) for stage in units]
-    each = [(at, gathered_elements(at, at.buckets), gradient_elements(at, at.buckets, row)) for at in places]
+    each = [(at, gathered_elements(at, at.buckets), of_unit(at)) for at in places]
     return [states(at) for at in places], each
 
 

@@ -26,8 +26,10 @@ class Ranks(NamedTuple):
     """Layers of a rank over all its chunks. Shape: [3, n]."""
     missing: Size
     """Layers that the ranks between lack in total, compared with all being the fullest."""
-    holding: Size
-    """Layers that the second rank would need to hold as many activations as the fullest rank between."""
+    second: Size
+    """Layers of the second rank, which has more microbatches in flight than others between."""
+    behind: Size
+    """Ranks that come after the first of the fullest between."""
     m: Size = 0
     schedule: Size = 0
 
@@ -89,7 +91,7 @@ class Hops(NamedTuple):
 
 
 class Held(NamedTuple):
-    """Needs of gradients, parameters and updates: seconds and bytes of ranks, and buffers by kind of rank."""
+    """Needs of gradients, parameters and updates: seconds and bytes of ranks."""
 
     reducing: Law
     summing: Law
@@ -102,7 +104,10 @@ class Held(NamedTuple):
     optimizer: Law
     tied: Size
     """Seconds to sum the tied embedding's gradients."""
-    buffers: Size
+    gathered: Size
+    """Bytes of gathered parameters by kind of rank."""
+    buckets: Any
+    """As `impl.simulator.buckets` has them."""
 
 
 class Kept(NamedTuple):

@@ -7,12 +7,15 @@ import numpy as np
 import pytest
 
 from harness.predict.systems import load_system
+from impl.cost.memory import memory_of_ranks
 from impl.model.sizes import named
+from impl.pipeline.stage import Stage
 from impl.recipe import Recipe
 from impl.run import Run
 from impl.simulator.closed_form import ClosedForm, Estimate
 from impl.simulator.plans import NAMES, Plans, every
-from impl.simulator.step import predict
+from impl.simulator.step import predict, stages_of
+from impl.simulator.system import System
 
 GPUS, BATCH, SOME = 8, 24, 6
 BASE = Run(model=named("gpt-2.5b"), train=Recipe(global_batch=BATCH, microbatch=1), precision="bf16")
@@ -140,3 +143,44 @@ def test_overlap_slows_by_no_more_than_what_the_closed_form_leaves_out() -> None
         rows = plans().take(np.flatnonzero(plans()[knob] == 0)[::9])
         faster = Plans({**rows.columns, knob: np.ones(len(rows), dtype=np.int32)})
         assert (form().estimate(faster).seconds <= form().estimate(rows).seconds * 1.002).all()
+
+
+def bytes_off(name: str, model: str, gpus: int, batch: int, **values: int) -> np.ndarray:
+    """Estimates of some plans' bytes on a system with its own size of buckets over what events say, less 1."""
+    system = load_system(name)
+    bucket = system.defaults.get("plan.bucket_bytes", BASE.plan.bucket_bytes)
+    base = replace(BASE, model=named(model), plan=replace(BASE.plan, bucket_bytes=bucket))
+    base = replace(base, train=replace(base.train, global_batch=batch), fp32_gradients=False)
+    of, vocab = every(base.model, gpus, batch, node=8, sharing=1), base.model.vocab_size or 0
+    fixed = {"sequence_parallel": 0, "offload_activations": 0, "offload_optimizer": 0, "partition_activations": 0}
+    chosen = [of[knob] == value for knob, value in (fixed | values).items()]
+    some = of.take(np.random.default_rng(4).permutation(np.flatnonzero(np.logical_and.reduce(chosen)))[:10])
+    found = ClosedForm(base, vocab, system, gpus).estimate(some).bytes
+    runs = [system.habits.of(some.run(i, base)) for i in range(len(some))]
+    ranks = [memory_of_ranks(run, vocab, run.model.seq_len, parts=parts_of(system, run, vocab)) for run in runs]
+    return found / [max(memory.total for memory in each) for each in ranks] - 1
+
+
+def parts_of(system: System, run: Run, vocab: int) -> tuple[Stage, ...]:
+    return stages_of(run, vocab, system.habits.stages_of(run))
+
+
+@pytest.mark.parametrize("name", ["fms_h100", "h100_hbm2e", "jean_zay"])
+@pytest.mark.parametrize("schedule", range(len(NAMES["schedule"])))
+def test_buckets_of_whole_stages_need_as_much_as_by_events(name: str, schedule: int) -> None:
+    off = bytes_off(name, "ptdp-7.5b", 16, 32, zero_stage=2, pp=2, schedule=schedule)
+    assert np.abs(off).mean() < 0.08
+    assert off.min() > -0.2
+
+
+def test_a_bucket_that_is_widened_for_its_update_counts() -> None:
+    assert (
+        np.abs(bytes_off("fms_h100", "ptdp-7.5b", 16, 16, zero_stage=0, tp=2, microbatch=1, recompute=2)).max() < 0.03
+    )
+
+
+@pytest.mark.parametrize("schedule", [NAMES["schedule"].index(name) for name in ("one_f_one_b", "zb_h1")])
+def test_few_microbatches_in_a_deep_pipeline_need_as_much_as_by_events(schedule: int) -> None:
+    off = bytes_off("selene", "llama-2-13b", 32, 16, pp=16, microbatch=8, schedule=schedule)
+    assert np.abs(off).mean() < 0.04
+    assert np.abs(off).max() < 0.12
