@@ -1,6 +1,6 @@
 """Other orders of a plan's passes: schedules that the closed form does not know, and how short any order could be."""
 
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
 from fractions import Fraction
 from itertools import product
@@ -26,6 +26,15 @@ OTHERS = tuple(name for name in SCHEDULES if name not in PERIODIC)
 CHUNKS = (1, 2)
 PARTS = 4
 """Units of time in the shortest pass, to which a searched problem's times are rounded."""
+
+
+def others_of(named: Sequence[str] | None, fix: Sequence[str]) -> Sequence[str]:
+    """Return the schedules that are judged by events only."""
+    if named is None:
+        return () if any(text.startswith("schedule=") for text in fix) else OTHERS
+    if unknown := [name for name in named if name not in OTHERS]:
+        raise InputError(f"--others {unknown[0]!r} is none of those; valid: {', '.join(OTHERS)}")
+    return named
 
 
 def in_other_orders(

@@ -7,7 +7,7 @@ import contextlib
 import hashlib
 import itertools
 import json
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -95,6 +95,18 @@ def front(
             chosen.append(i)
             least = sizes[i]
     return chosen
+
+
+def unbeaten(rows: Sequence[Judged]) -> list[Judged]:
+    """Return those of judged plans that are on the `front`."""
+    took, needed = (np.array([row[name] for row in rows]) for name in ("seconds", "bytes"))
+    return [rows[i] for i in front(took, needed)] if rows else []
+
+
+def agreement(rows: Iterable[Judged]) -> dict[str, float] | None:
+    """Return how far the closed form's seconds are from those of events, on average and at most; None: none ran."""
+    off = [row["closed_form_seconds"] / row["seconds"] - 1 for row in rows if "seconds" in row]
+    return {"mean": float(np.mean(np.abs(off))), "worst": float(max(off, key=abs))} if off else None
 
 
 def best_by_value(plans: Plans, seconds: np.ndarray) -> dict[str, dict[str, float]]:
@@ -185,6 +197,18 @@ def judged(rows: Iterable[Mapping[str, Any]], base: Run, judge: Judge, journal: 
             known[run.id] = _judgement(judge, run)
             journal.write(run.id, known[run.id])
         found.append({"id": run.id, **row, **known[run.id]})
+    return found
+
+
+def judged_until(
+    judge: Callable[[list[Judged]], list[Judged]], rows: list[Judged], enough: int, first: Sequence[Judged]
+) -> list[Judged]:
+    """Return judgements of further rows, `enough` at a time, until as many have passed, those of `first` included."""
+    found = list[Judged]()
+    for begin in range(0, len(rows), enough):
+        if sum("reason" not in row for row in (*first, *found)) >= enough:
+            break
+        found += judge(rows[begin : begin + enough])
     return found
 
 

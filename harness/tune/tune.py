@@ -20,19 +20,22 @@ from harness.records.writable import require_writable
 from harness.terminal import Flag, Given, parse_bytes, print_json, shown, shown_progress
 from harness.tune.grids import in_grids
 from harness.tune.measured import Machine, compared, run_here
-from harness.tune.orders import OTHERS, in_other_orders, shortest
+from harness.tune.orders import in_other_orders, others_of, shortest
 from harness.tune.report import GIB, print_search
 from harness.tune.search import (
     Journal,
     Judged,
+    agreement,
     best_by_value,
     by_kind,
     estimates,
     front,
     importance,
     judged,
+    judged_until,
     ranked,
     searched,
+    unbeaten,
 )
 from impl.cost.parameters import count_parameters
 from impl.data.batches import head_positions
@@ -53,6 +56,8 @@ TOKENS = 4096
 """Fewest tokens that each of several ranks gets of a sequence, as in recipes for Llama, unless `fix` names degrees."""
 TOP = 20
 """Plans of different shape that are compared by events."""
+MOST = 5
+"""Times as many are compared where the first do not fit."""
 SHAPES = 5
 """Shapes of a pipeline that are judged in other schedules."""
 TRUSTED = 5
@@ -226,7 +231,7 @@ def tune_from(default: Run) -> Callable[..., int]:
         _require_numbers(trials, measure, search, out, gpus=gpus, global_batch=global_batch, top=top, steps=steps)
         found, recipe = load_system(system), Recipe(global_batch=global_batch, microbatch=1, steps=steps)
         task = Task(base_of(default, found, precision, recipe), found, gpus, _room(found, device_memory), fix)
-        task = replace(task, base=task.simulated(task.base).asked, others=_others(others, fix), grids=grids)
+        task = replace(task, base=task.simulated(task.base).asked, others=others_of(others, fix), grids=grids)
         real = _here(out, found) if measure and out is not None else None
         document, inside = _search(task, top, out, search)
         if trials:
@@ -292,15 +297,6 @@ def best_plan(base: Run, system: System, gpus: int, fix: Sequence[str] = ()) -> 
     return best[0]
 
 
-def _others(named: Sequence[str] | None, fix: Sequence[str]) -> Sequence[str]:
-    """Return the schedules that are judged by events only."""
-    if named is None:
-        return () if any(text.startswith("schedule=") for text in fix) else OTHERS
-    if unknown := [name for name in named if name not in OTHERS]:
-        raise InputError(f"--others {unknown[0]!r} is none of those; valid: {', '.join(OTHERS)}")
-    return named
-
-
 def _precision(system: System, wanted: Precision | None) -> Precision:
     known: list[Precision] = [each for each in ("bf16", "fp16", "fp32") if system.peak(each) is not None]
     if wanted is not None and system.peak(wanted) is None:
@@ -337,16 +333,18 @@ def _search(task: Task, top: int, out: Path | None, search: float = 0.0) -> tupl
         raise InputError(f"none of {len(plans):,} plans fits {shown(task.limit)}: {least}; valid: more --gpus")
     inside, times = plans.take(fit), found.seconds[fit]
     smaller = front(times, found.bytes[fit], inside.oddity, SLOWEST)
-    chosen = dict.fromkeys([*ranked(inside, times, top), *smaller])
-    rows = [inside.row(i) | {"closed_form_seconds": float(times[i])} for i in chosen]
+    shapes = ranked(inside, times, MOST * top)
+    row_of = lambda i: inside.row(i) | {"closed_form_seconds": float(times[i])}
+    chosen = dict.fromkeys([*shapes[:top], *smaller])
+    rows = list(map(row_of, chosen))
     rows += in_grids(rows, task.base, splits=plans["sequence_parallel"].min()) if task.grids else ()
     rows += _in_other_orders(task, plans, found.seconds)
-    by_row = judged(shown_progress(rows, "events"), task.base, task.events, task.journal(out, "events"))
+    judge = lambda of: judged(shown_progress(of, "events"), task.base, task.events, task.journal(out, "events"))
+    first = judge(rows)
+    more = judged_until(judge, [row_of(i) for i in shapes[top:] if i not in chosen], top, first)
+    by_row, estimated = first + more, first[: len(chosen)] + more
     good = [task.with_warnings(row) for row in by_row if "reason" not in row]
     best = sorted(good, key=lambda row: row["seconds"])[:top]
-    took, needed = (np.array([row[name] for row in good]) for name in ("seconds", "bytes"))
-    unbeaten = front(took, needed) if good else []
-    off = [row["closed_form_seconds"] / row["seconds"] - 1 for row in by_row[: len(chosen)] if "seconds" in row]
     document = {
         "model": {"parameters": count_parameters(task.base.model, form.vocab_size).total},
         **{"system": task.system.name, "stack": task.system.stack, "gpus": task.gpus, "memory_limit_bytes": task.limit},
@@ -354,10 +352,10 @@ def _search(task: Task, top: int, out: Path | None, search: float = 0.0) -> tupl
         "plans": len(plans),
         "fitting": len(fit),
         "closed_form": {"seconds": seconds, "plans_per_s": len(plans) / seconds},
-        "agreement": {"mean": float(np.mean(np.abs(off))), "worst": float(max(off, key=abs))} if off else None,
+        "agreement": agreement(estimated),
         "best": best,
         "interval": task.interval(best[0])._asdict() if best else None,
-        "pareto": [good[i] for i in unbeaten],
+        "pareto": unbeaten(good),
         "failed": [row for row in by_row if "reason" in row],
         "importance": importance(inside, times),
         "best_by_value": best_by_value(inside, times),

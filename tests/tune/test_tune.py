@@ -12,7 +12,16 @@ import yaml
 
 from harness.predict.systems import load_system
 from harness.tune import measured, search
-from harness.tune.search import Journal, best_by_value, front, importance, judged, ranked, searched
+from harness.tune.search import (
+    Journal,
+    best_by_value,
+    front,
+    importance,
+    judged,
+    judged_until,
+    ranked,
+    searched,
+)
 from impl.errors import InputError
 from impl.model.config import ModelConfig
 from impl.recipe import Recipe
@@ -313,3 +322,13 @@ def test_the_best_plans_and_optunas_are_run_for_real(tmp_path: Path, monkeypatch
     for trial in found["trials"]:
         assert trial.get("reason") == "oom: no room" if trial["tp"] == 4 else trial["seconds"] == 3 * trial["tp"]
     assert call("tune", *FEW, "--out", tmp_path, "--trials", "4").output.count("Optuna: 4 plans, ") == 1
+
+
+@pytest.mark.parametrize(("fitting", "tried"), [(0, 6), (2, 6), (5, 4), (9, 0)])
+def test_further_plans_are_judged_until_enough_fit(fitting: int, tried: int) -> None:
+    """Of nine the last `fitting` ones fit; the first three were judged before."""
+    fails = lambda number: {"reason": "too large"} if number < 9 - fitting else {"seconds": 1.0}
+    judge = lambda rows: [row | fails(row["number"]) for row in rows]
+    rows = [{"number": number} for number in range(9)]
+    found = judged_until(judge, rows[3:], 2, judge(rows[:3]))
+    assert [row["number"] for row in found] == list(range(3, 9))[:tried]
