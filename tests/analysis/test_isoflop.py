@@ -36,7 +36,7 @@ def test_the_power_of_the_best_sizes_is_found(power: float) -> None:
     slope = exponent(found)
     assert (slope.mean, slope.n) == (pytest.approx(power, rel=1e-3), 4)
     assert slope.half_width == pytest.approx(0, abs=1e-3)
-    assert exponent([*found, profile(1e12, 1e9)]).n == 8, "a budget without a best size is left out"
+    assert exponent([*found, profile(1e12, 1e9)]).n == 4, "a budget without a best size is left out"
 
 
 def test_one_budget_has_no_power() -> None:

@@ -20,7 +20,7 @@ def test_a_budgets_best_model_has_that_budget(name: str, prefix: str) -> None:
 
 def test_chinchilla_has_20_tokens_a_parameter_and_a_node_holds_less() -> None:
     assert BUDGETS["20 tokens a parameter"](70e9) == pytest.approx(number("compute"), rel=0.03)
-    assert max(one.printed["largest"] for one in answers()) == 40e9
+    assert max(one.printed["largest"] for one in answers()) == 80 * 2**30 / 2
 
 
 def counted(times: float) -> list[Record]:

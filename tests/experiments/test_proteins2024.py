@@ -16,13 +16,13 @@ NAME = "proteins2024/compute_optimal"
 
 
 def made(powers: dict[str, float], noise: float = 0.0, over: float = 1.0) -> list[Record]:
-    """Records whose best size grows from 5,000 weights on with these powers; `noise` moves it from seed to seed."""
+    """Records whose best size grows from 5,000 weights on with these powers; `noise` moves it from budget to budget."""
     least = {family: 5e9 * experiment.MORE[family] for family in powers}
     losses: dict[str, float] = {}
     for one in records(lambda _: 2.0, NAME):
         run, family = one.run, one.run.model.family
         grown = (budget(one) / least[family]) ** powers[family]
-        best = 5e3 * grown * math.exp(noise * (-1) ** (run.seed + round(math.log2(budget(one) / least[family]))))
+        best = 5e3 * grown * math.exp(noise * (-1) ** round(math.log2(budget(one) / least[family])))
         losses[run.id] = FLOOR + over + 0.1 * math.log(run.model.active_weights / best) ** 2
     return records(lambda run: losses[run.id] - 0.001 * run.seed, NAME)
 

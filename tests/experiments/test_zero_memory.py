@@ -101,7 +101,7 @@ def test_models_that_were_trained_are_held_against_what_is_predicted_to_fit(monk
     """As many parameters fit as were trained; then, by the real formulas, up to half as many again and more."""
     of = lambda memory: [simulated(run, memory=memory) for run in LARGEST.runs["paper"]]
     assert as_printed.verdicts(LARGEST, of(27e9)) == [ABSENT, ABSENT, YES, NO]
-    assert as_printed.verdicts(LARGEST, of(33e9))[2] == NO
+    assert as_printed.verdicts(LARGEST, of(35e9))[2] == NO
     assert LARGEST.table is not None
     rows = LARGEST.table(of(27e9)).frame
     printed = rows.dropna(subset="trained")

@@ -114,21 +114,16 @@ def test_verdicts_on_counted_memory_turn() -> None:
 def test_verdicts_on_predicted_memory_turn() -> None:
     of = lambda run: PAPER[run].printed["published_memory"]
     as_printed = [simulated(run, memory=of(run)) for run in PAPER]
-    assert verdicts(MEMORY, as_printed) == [YES, YES, ABSENT, YES, YES]
+    assert verdicts(MEMORY, as_printed) == [YES, ABSENT, ABSENT, YES, YES]
     less = [simulated(run, memory=of(run) / 2) for run in PAPER]
-    assert verdicts(MEMORY, less) == [YES, YES, ABSENT, NO, YES]
+    assert verdicts(MEMORY, less) == [YES, ABSENT, ABSENT, NO, YES]
     more = [simulated(run, memory=of(run) * (1.2 if run.plan.schedule == "zb_h2" else 1.0)) for run in PAPER]
     assert verdicts(MEMORY, more)[3:] == [PARTLY, NO]
     elsewhere = [simulated(run, memory=of(run), device="AMD") for run in PAPER]
     assert verdicts(MEMORY, elsewhere)[3] == ABSENT
     too_large = [simulated(run, memory=of(run), status="oom") for run in PAPER]
-    assert verdicts(MEMORY, too_large) == [
-        YES,
-        YES,
-        ABSENT,
-        YES,
-        YES,
-    ]  # what is predicted counts, whether it fits or not
+    # what is predicted counts, whether it fits or not
+    assert verdicts(MEMORY, too_large) == [YES, ABSENT, ABSENT, YES, YES]
     assert as_printed[0].environment.device_name == A100
     assert MEMORY.table
     table = MEMORY.table(as_printed).frame

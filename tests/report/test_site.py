@@ -288,7 +288,8 @@ def page(browser: Any) -> Iterator[Any]:
     context = browser.new_context(offline=True)
     page, asked, failed = context.new_page(), list[str](), list[str]()
     page.on("request", lambda request: asked.append(request.url))
-    page.on("requestfailed", lambda request: failed.append(request.url))
+    is_left = lambda request: "ERR_ABORTED" in (request.failure or "")  # by a page that was left while it loaded
+    page.on("requestfailed", lambda request: None if is_left(request) else failed.append(request.url))
     page.on("pageerror", lambda error: failed.append(str(error)))
     page.on("console", lambda message: failed.append(message.text) if message.type == "error" else None)
     yield page
