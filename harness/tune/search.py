@@ -265,7 +265,9 @@ def searched(
         judgement = {"id": run.id, "dp": dp} | _judgement(judge, run)
         for name, value in judgement.items():
             trial.set_user_attr(name, value)
-        state = TrialState.FAIL if "reason" in judgement else TrialState.COMPLETE
-        study.tell(trial, judgement.get("seconds"), state)
+        if "reason" in judgement:
+            study.tell(trial, state=TrialState.FAIL)  # also with seconds, as of a plan that does not fit
+        else:
+            study.tell(trial, judgement["seconds"])
         found.append(row | judgement)
     return found
