@@ -99,7 +99,7 @@ def is_learned(measure: Measure, record: Record, value: float) -> bool:
     """Return True if a measure of a record is of its losses or evaluations: without these it is another."""
     try:
         return measure(without_losses(record)) != value
-    except (ArithmeticError, LookupError, ValueError):
+    except (ArithmeticError, AttributeError, LookupError, TypeError, ValueError):
         return True
 
 

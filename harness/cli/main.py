@@ -65,8 +65,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except ValidationError as error:
         return _complain(_first_problem(error))
     except KeyboardInterrupt as left:
-        runs = argv[:1] and argv[0] in TRAINING
-        print(f"interrupted; {left if left.args else ALL_STOPPED if runs else 'nothing was kept'}", file=sys.stderr)
+        why = str(left) or ALL_STOPPED * (argv[0] in TRAINING if argv else False)
+        print("; ".join(filter(None, ["interrupted", why])), file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:
         return 0
