@@ -128,7 +128,7 @@ def test_a_point_whose_rank_is_killed_goes_on_from_its_last_checkpoint(
     )
     of_ranks = [sum((line.seconds or [])[rank] for line in record.steps) for rank in range(2)]
     assert record.times.training_seconds == pytest.approx(max(of_ranks))  # of both tries
-    assert record.times.total_seconds >= record.times.training_seconds
+    assert (record.times.total_seconds or 0) >= max(of_ranks)
     assert not Attempts(store).checkpoints(run.id).exists()
 
 
