@@ -44,7 +44,7 @@ class Chunk(NamedTuple):
     """Shape of the whole tensor."""
     offsets: torch.Size
     values: Tensor
-    """Shapes: the box's."""
+    """Elements of the chunk. Shapes: the box's."""
 
     @property
     def index(self) -> MetadataIndex:

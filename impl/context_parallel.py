@@ -36,10 +36,10 @@ class ContextParallel:
 
     group: dist.ProcessGroup
     chunks: int
-    """Of a sequence, c or 2 c."""
+    """Chunks of a sequence, c or 2 c."""
     is_ring: bool
     seq_len: int
-    """Of a training sequence, s."""
+    """Tokens of a training sequence, s."""
 
     @classmethod
     def of(cls, plan: Plan, group: dist.ProcessGroup, seq_len: int) -> "ContextParallel":
@@ -146,7 +146,7 @@ class Rows(NamedTuple):
         return self.parts * self.chunks // len(self.own)
 
     def rows(self, own: int) -> list[range]:
-        """Return them, of a rank that has so many."""
+        """Return the ranges of rows of a rank that has `own` rows."""
         first, stop = self.index * own, (self.index + 1) * own
         cuts = [first, *range(first - first % self.chunk + self.chunk, stop, self.chunk), stop]
         found = []
@@ -250,7 +250,7 @@ def attention_grad(
 
 
 def attention_grad_on_cpu(query: Tensor, key: Tensor, value: Tensor, **others: Any) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what PyTorch's kernel for a CPU does, in fp32 at least: without units for bf16 it is six times as fast."""
+    """Return the result of PyTorch's CPU kernel, in fp32 at least: without units for bf16 it is six times as fast."""
     wide, named = (
         torch.promote_types(query.dtype, torch.float32),
         {"query": query, "key": key, "value": value, **others},
@@ -269,7 +269,7 @@ def has_flash(q: Tensor) -> bool:
 
 
 def attention_by_products(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:
-    """Return what `attention` does, by matrix products: for types and heads without a fused kernel."""
+    """Return the result of `attention` by matrix products: for types and heads without a fused kernel."""
     scores = _scores(q, k, causal)
     logs = scores.logsumexp(-1)
     probabilities = (scores - logs[..., None]).exp().type_as(q)
@@ -279,7 +279,7 @@ def attention_by_products(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> t
 def attention_grad_by_products(
     grad: Tensor, q: Tensor, k: Tensor, v: Tensor, out: Tensor, logs: Tensor, *, causal: bool
 ) -> tuple[Tensor, Tensor, Tensor]:
-    """Return what `attention_grad` does, by matrix products."""
+    """Return the result of `attention_grad` by matrix products."""
     p = (_scores(q, k, causal) - logs[..., None]).exp()
     p_grad = (_grouped(grad, v) @ v[:, :, None].transpose(-2, -1)).flatten(1, 2)
     scores_grad = (p * (p_grad - (grad * out).sum(-1, keepdim=True)) * q.shape[-1] ** -0.5).type_as(q)

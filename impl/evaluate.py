@@ -53,7 +53,7 @@ class Evaluation:
     kind: Literal["causal", "masked", "words", "last_word", "choice"]
     nats: float
     tokens: int
-    """Predicted tokens."""
+    """Number of predicted tokens."""
     words: int | None = None
     """Words that word perplexity is normalised by; of kind `words`: words of the file and one end of each line."""
     bytes: int | None = None

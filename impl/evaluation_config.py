@@ -10,9 +10,10 @@ class EvaluationConfig:
     """Which evaluations run, when, and by which rule."""
 
     every: Count = 0
-    """Validation every so many steps; 0: only after the last one."""
+    """Steps between validations; 0: only after the last step."""
     sequences: Count | None = 256
-    """Validation sequences read each time, the same ones; 0: all, None: no validation, for runs that measure speed."""
+    """Sequences of every validation, the same ones each time; 0: all; None: no validation, for runs that measure
+    speed."""
     overlap: Count = 0
     """Tokens of context that a sliding window keeps from the one before, unscored. Megatron-LM 2019, appendix E.1,
     moves its window on by 32 tokens: there the overlap is seq_len - 32."""
@@ -21,5 +22,5 @@ class EvaluationConfig:
     lambada: str | None = None
     """A .jsonl file of passages whose last word is to be predicted."""
     dimensions: bool = False
-    """With every validation, how large each dimension is of what the layers hand on, and after the last step what the
-    loss is without the one that stands out most."""
+    """With every validation, record how large each dimension of the layers' outputs is, and after the last step the
+    loss without the dimension that stands out most."""

@@ -15,31 +15,31 @@ class ExpertParallel:
     """Ranks that share the experts of every layer, each with all weights of some."""
 
     group: dist.ProcessGroup | None = None
-    """None: this rank has all experts."""
+    """Ranks that divide the experts; None: this rank has all experts."""
     owners: dist.ProcessGroup | None = None
-    """Ranks that have the same experts and divide them, over which their gradients are summed first."""
+    """Ranks with the same experts, divided as by ZeRO, whose gradients are summed over these ranks first."""
     replicas: dist.ProcessGroup | None = None
-    """Ranks that own the same, over which it is summed once a step."""
+    """Ranks that own the same part of them, over which it is summed once a step."""
     loss_share: float = 0.0
-    """Factor of a microbatch's loss where the backward pass begins, which the loss of balance is to have as well."""
+    """Factor of a microbatch's loss where its backward pass begins, and so of its balance loss."""
 
 
 class Way(NamedTuple):
-    """Where rows go: from their tokens' ranks, sorted by expert, to the experts' ranks, where they are sorted again."""
+    """Exchange of rows, from their tokens' ranks, sorted by expert, to experts' ranks, where they are sorted again."""
 
     group: dist.ProcessGroup
     sent: list[int]
-    """Rows for each rank."""
+    """Number of rows sent to each rank."""
     received: list[int]
-    """Rows from each rank."""
+    """Number of rows received from each rank."""
     counts: list[int]
-    """Rows of each of this rank's experts."""
+    """Number of rows of each of this rank's experts."""
     order: Tensor | None
-    """Index of each row, expert by expert, among those received, rank by rank; None: they have this order already."""
+    """Index among received rows of each row in the order of experts; None: they are in this order."""
 
     @staticmethod
     def to_experts(counts: Tensor, total: int, group: dist.ProcessGroup) -> "Way":
-        """Return the way of this rank's rows, whose counts the ranks exchange. Shapes: [E]."""
+        """Return the exchange of this rank's rows, whose counts the ranks exchange first. Shapes: [E]."""
         ranks, each = group.size(), len(counts) // group.size()
         arriving = exchange(counts, [each] * ranks, [each] * ranks, group, is_return=False)
         sent, received = (numbers(of.view(ranks, -1).sum(1), total) for of in (counts, arriving))
@@ -82,6 +82,6 @@ class _Go(torch.autograd.Function):
 
 
 def numbers(counts: Tensor, total: int) -> list[int]:
-    """Return counts of rows on the host; `total` is what they sum up to where experts get as many each."""
+    """Return counts of rows on the host; `total` is their sum, for a replacement where tensors have no values."""
     del total
     return cast(list[int], counts.tolist())

@@ -31,7 +31,7 @@ def open_regular(path: Path) -> io.BufferedReader:
 
 
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
-    """Return the content of a regular file of at most so many bytes.
+    """Return the content of a regular file whose size is at most a limit in bytes.
 
     Raises:
         OSError: it cannot be read, is no regular file, or is longer.
@@ -44,7 +44,7 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
 
 
 def read_text(path: Path, most: int = MOST_BYTES, encoding: str = "utf-8") -> str:
-    """Return the text of a regular file of at most so many bytes, its lines ended by a newline each.
+    """Return the text of a regular file whose size is at most a limit in bytes, each line ended by a newline.
 
     Raises:
         OSError: as `read_bytes`.

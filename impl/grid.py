@@ -44,7 +44,7 @@ class GridShard:
     over_x: Shard | None
     over_y: Shard | None
     parts: tuple[Part, Part]
-    """This rank's, of x and of y."""
+    """This rank's part along x, and along y."""
 
     @property
     def over_heads(self) -> bool:

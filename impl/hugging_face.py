@@ -26,11 +26,11 @@ class _Names:
     """Names of an architecture; several names are parts of one of our tensors, one after another."""
 
     layers: str
-    """Prefix of a layer's tensors, with its index."""
+    """Prefix of the names of a layer's tensors, with the layer's index."""
     layer: Names
-    """Modules of a layer, by ours."""
+    """Names there of a layer's modules, by ours."""
     ends: Names
-    """Tensors outside the layers, by ours."""
+    """Names there of the tensors outside the layers, by ours."""
     body: str
     """Prefix that tensors outside the heads may have."""
     architecture: str
@@ -39,7 +39,7 @@ class _Names:
     by_head: tuple[str, ...] = ()
     """Modules whose queries, keys and values stand together for each head."""
     fields: Mapping[str, str] = field(default_factory=dict)
-    """Fields of `ModelConfig` that are the same there, by name there."""
+    """Names there, of fields of `ModelConfig` that have the same values."""
 
 
 TABLE: dict[Kind, _Names] = {
@@ -237,7 +237,7 @@ def config_to(config: ModelConfig, vocab_size: int) -> dict[str, Any]:
 
 
 def _plain(config: ModelConfig, vocab_size: int) -> dict[str, Any]:
-    """Return what fixes the computation, with defaults filled in."""
+    """Return the settings that fix the computation, with defaults filled in."""
     filled = {"vocab_size": vocab_size, "kv_heads": config.groups, "mlp_size": config.mlp_inner}
     left_out = {"dropout": 0.0, "attention_dropout": None, "init_std": 0.0}
     if config.positions != "rotary":

@@ -71,7 +71,7 @@ def activation_bytes(trainer: Trainer) -> ActivationBytes:
 
 
 def attention_kernel(trainer: Trainer) -> str:
-    """Return what computes attention: the kernel that PyTorch chooses for these sizes on this device, or `products`."""
+    """Return the name of attention's kernel that PyTorch chooses for these sizes on this device, or `products`."""
     run, layer = trainer.run, next(iter(trainer.model.trunk.layers.values()))
     assert isinstance(layer, Layer)
     attention = layer.attention
@@ -125,9 +125,9 @@ class _Memory:
     watch: weakref.ref[torch.UntypedStorage]
     died: int | None = None
     is_kept: bool = False
-    """Autograd kept it for the backward pass."""
+    """Whether autograd kept it for the backward pass."""
     is_buffer: bool = False
-    """It was under way to another place."""
+    """Whether it was part of a transfer."""
 
 
 class Tracked(TorchDispatchMode):

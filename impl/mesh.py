@@ -117,7 +117,7 @@ def joint_group(mesh: DeviceMesh, *axes: str) -> dist.ProcessGroup:
 
 
 def _patient(group: dist.ProcessGroup) -> dist.ProcessGroup:
-    """Return the group, whose collectives may now take as long as those of all ranks, not the backend's own time."""
+    """Return the group with the time-out of the group of all ranks in place of the backend's own."""
     if (timeout := _patience()) is not None:
         for device in group._device_types:
             group._get_backend(device)._set_default_timeout(timeout)

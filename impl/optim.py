@@ -34,13 +34,13 @@ class Share(NamedTuple):
     """Part of one bucket that this rank updates."""
 
     weights: Tensor
-    """In the model's precision. Shapes: [n]."""
+    """Weights in the model's precision. Shapes: [n]."""
     gradient: Tensor
-    """Shapes: [n]."""
+    """Gradient of the weights. Shapes: [n]."""
     pieces: Mapping[Piece, slice]
-    """Where each parameter's part is in them; the rest is padding."""
+    """Range of each parameter's part in these tensors; the rest is padding."""
     is_first_copy: bool
-    """No rank before this one updates the same."""
+    """True if no lower rank updates the same elements."""
 
 
 class Owned(NamedTuple):
@@ -52,7 +52,7 @@ class Owned(NamedTuple):
     tensors: dict[str, Tensor]
     """Master weight and moments, by AdamW's names; writing to them changes the training. Shapes: [stop - start]."""
     is_writer: bool
-    """No rank before this one has the same."""
+    """True if no lower rank has the same elements."""
 
 
 TINY = 1e-30
@@ -60,10 +60,10 @@ TINY = 1e-30
 
 
 class Rate(NamedTuple):
-    """How far a parameter goes."""
+    """Rate at which a parameter changes, relative to the recipe's."""
 
     factor: float
-    """Of the learning rate."""
+    """Factor of the learning rate."""
     decay: float
     """Weight decay; biases and norms have none."""
     fixed: float | None = None

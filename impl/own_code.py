@@ -94,7 +94,7 @@ def names_code(field: str, name: str) -> bool:
 
 @lru_cache(maxsize=4)
 def offered(group: str) -> dict[str, EntryPoint]:
-    """Return what installed packages offer of a group, by name; nothing of it is imported."""
+    """Return the entry points of a group that installed packages offer, by name; none is imported."""
     return {entry.name: entry for entry in entry_points(group=f"lmscale.{group}")}
 
 

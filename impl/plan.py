@@ -21,7 +21,7 @@ class Plan:
     tp: Positive = 1
     """Tensor-parallel degree: ranks that share the matrices of every layer."""
     tp3: tuple[Positive, Positive, Positive] | None = None
-    """AxoNN's (x, y, z): x y is `tp`, of which y divide features between blocks, and z divide weights: `impl.grid`."""
+    """AxoNN's grid (x, y, z), where x y is `tp`: y divides features between blocks, z divides weights (`impl.grid`)."""
     sequence_parallel: bool = False
     """Split norms, dropout and residuals over the tensor-parallel ranks' tokens; False duplicates them on each."""
     overlap_input_grad_reduce: bool = True
@@ -29,32 +29,31 @@ class Plan:
     cp: Positive = 1
     """Context-parallel degree: ranks that share every sequence, each with an equal part of its tokens."""
     cp_attention: Literal["ring", "ulysses"] = "ring"
-    """How attention meets the others' tokens: keys and values go round, or each rank has all tokens of some heads."""
+    """How attention spans ranks: keys and values pass around a ring, or each rank gets all tokens of some heads."""
     ep: Positive = 1
-    """Expert-parallel degree: neighbours among the ranks of dp and cp that share every layer's experts, each with all
-    weights of some; tokens are sent to them and back."""
+    """Expert-parallel degree: consecutive ranks of dp and cp that divide every layer's experts among them."""
     pp: Depth = 1
-    """Pipeline-parallel degree: ranks that share the layers."""
+    """Pipeline-parallel degree: ranks that divide the layers among them."""
     schedule: str = "one_f_one_b"
-    """Who computes what when in a pipeline: as `impl.pipeline.schedules.generator` takes it."""
+    """Pipeline schedule: a packaged one by name, or one's own code, `FILE.py:name` (`impl.own_code`)."""
     chunks: Depth = 1
     """Model chunks of a pipeline rank, for schedules that interleave them."""
     scatter_gather: bool = True
-    """Tensor-parallel ranks send the next stage a part each, which is gathered there; False sends all of it t times."""
+    """Each tensor-parallel rank sends its part of an activation, which the next stage gathers; False: all of it."""
     bucket_bytes: Bytes = 4 * 2**20
-    """Gradients are reduced, and parameters gathered, in buckets of about this size."""
+    """Size of the buckets in which gradients are reduced and parameters gathered, in bytes."""
     overlap_grad_reduce: bool = True
-    """Reduce a bucket while the backward pass goes on; False waits for its end (to measure what overlap buys)."""
+    """Reduce gradients during the backward pass; False: after it."""
     zero_stage: ZeroStage = 0
-    """What the ranks of dp and cp split: 1 optimizer states, 2 gradients too, 3 parameters too; 0: nothing."""
+    """What dp and cp ranks divide among them: 1 optimizer states, 2 gradients too, 3 parameters too; 0 nothing."""
     zero_group: Positive | None = None
-    """Neighbours among them that split it; each further group of as many has a copy of all. None: all of them."""
+    """Number of consecutive ranks that divide them; every further group of that size has a copy. None: all ranks."""
     overlap_param_gather: bool = True
-    """Gather parameters ahead of their use, at stage 3 those of the next block; False gathers and waits."""
+    """Gather parameters before they are needed, at stage 3 one block ahead; False: when they are needed."""
     offload_optimizer: bool = False
     """Keep master weights and moments in host memory, and update them there."""
     recompute: Recompute = "none"
-    """What the backward pass computes again, to keep less: selective: the core of attention, full: every layer."""
+    """What the backward pass computes again instead of keeping it: selective: attention's core; full: every layer."""
     partition_activations: bool = False
     """With full recomputation: each tensor-parallel rank keeps a part of a layer's input (ZeRO-R's P_a)."""
     offload_activations: bool = False

@@ -10,7 +10,7 @@ from impl.fields import CHECKED, Count, Fraction, Positive
 
 @dataclass(frozen=True, kw_only=True, config=CHECKED)
 class Recipe:
-    """How a model is trained, whatever the model, the data and the plan. AdamW, as in Megatron-LM 2019, section 4.2."""
+    """Recipe of training, independent of model, data and plan. AdamW, as in Megatron-LM 2019, section 4.2."""
 
     steps: Positive = 100
     global_batch: Positive = 16
@@ -27,15 +27,15 @@ class Recipe:
     beta2: Fraction = 0.999
     eps: PositiveFloat = 1e-8
     parametrization: Literal["standard", "mup"] = "standard"
-    """mup: initial weights and learning rates follow width and depth so that the base's best `lr` is other sizes' too.
-    Heads are to have the base's size, `model.init_std` its value."""
+    """mup: initial weights and learning rates scale with width and depth, so that the best `lr` of the base model is
+    best at other sizes. Heads need the base's size, and `model.init_std` its value."""
     base_hidden_size: Positive | None = None
-    """mup: hidden size at which it is the standard parametrization."""
+    """mup: hidden size of the base model; None: the model's own."""
     base_layers: Positive | None = None
-    """mup: layers at which it is; None: as many as the model has, the depth changes nothing."""
+    """mup: layers of the base model; None: the model's own, so that depth changes nothing."""
     clip_norm: NonNegativeFloat = 1.0
-    """Largest global gradient norm; 0 switches clipping off."""
+    """Largest global norm of the gradient; 0: no clipping."""
     initial_loss_scale: PositiveFloat = 2.0**16
-    """fp16: the loss is multiplied by this, halved at every step whose gradients overflow, which is then skipped."""
+    """fp16: initial factor of the loss, halved at every step whose gradients overflow, which is skipped."""
     loss_scale_window: Positive = 1000
     """fp16: steps without an overflow after which the loss scale is doubled."""

@@ -29,7 +29,7 @@ EngineName = Literal["native", "deepspeed", "torch"]
 
 @dataclass(frozen=True, kw_only=True, config=CHECKED)
 class Run:
-    """What is trained and how. Equal runs give equal losses; `repeat` distinguishes measurements of one run."""
+    """Model, data, plan, recipe. Equal runs give equal losses; `repeat` distinguishes measurements of one run."""
 
     model: ModelConfig = ModelConfig()
     plan: Plan = Plan()
@@ -42,18 +42,18 @@ class Run:
     fp32_gradients: bool = True
     """Accumulate and reduce the gradients of bf16 and fp16 weights in fp32; False: in the weights' type."""
     engine: EngineName = "native"
-    """Whose implementation trains: ours, DeepSpeed's, or PyTorch's own parts."""
+    """Implementation that trains: ours, DeepSpeed's, or PyTorch's own parts."""
     compile: bool = False
-    """torch.compile on each transformer block."""
+    """Whether each transformer block is compiled by torch.compile."""
     threads: Threads = 1
     """CPU threads of one rank."""
     seed: NonNegativeInt = 0
     repeat: Count = 0
     start: str | None = None
-    """Whose weights training starts from: the newest checkpoint in a folder, or of a run that `keep_end` kept, given by
-    its id, of the same experiment and tier; None: initial weights."""
+    """Initial weights: the newest checkpoint in a folder, or of a run with `keep_end` of the same experiment and tier,
+    given by its id; None: random ones."""
     keep_end: bool = False
-    """Keep a checkpoint of the last step, for other runs to start from."""
+    """Keep a checkpoint of the last step, which other runs can start from."""
 
     @cached_property
     def id(self) -> str:

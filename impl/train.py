@@ -55,7 +55,7 @@ class Step(NamedTuple):
     """Results of one optimizer step, equal on every rank."""
 
     loss: Tensor
-    """Mean over the global batch, in nats, before the update."""
+    """Mean loss over the global batch, in nats, before the update."""
     grad_norm: Tensor
     lr: float
     is_skipped: bool = False
@@ -363,7 +363,7 @@ class Trainer:
         return self._score(batch, batch.targets.shape, model.nats)
 
     def _score(self, batch: Batch, shape: Sequence[int], score: Callable[..., Tensor]) -> Tensor:
-        """Return what the last stage computes, on the CPU of every pipeline rank; the others need its shape."""
+        """Return the last stage's output on the CPU of every pipeline rank; the other stages need its shape."""
         scores = torch.empty(shape, dtype=torch.float32, device=self.device)
 
         def forward(stage: int, _: int, x: Tensor | None) -> Tensor:

@@ -28,7 +28,7 @@ class Point:
     parameters: float = math.nan
     """Parameters of the model."""
     relative: Estimate = UNKNOWN
-    """Measure over that of the baseline."""
+    """Measure relative to the baseline's."""
     is_baseline: bool = False
     """True if the point is its own baseline, so that its relative measure is no result."""
     printed: Mapping[str, float] = field(default_factory=dict)

@@ -58,7 +58,7 @@ def tabulate(
 
 
 def _place(point: Point) -> dict[str, Any]:
-    """Return what `measured` asks of a row besides its columns."""
+    """Return the arguments of `measured` that are no columns."""
     where = point.records[0].environment if point.records else None
     return {
         "point": point.run,

@@ -57,7 +57,7 @@ class Change(NamedTuple):
 
     commit: str
     ratio: float
-    """Time from there on over that before."""
+    """Time from that commit on over the time before it."""
 
     def __str__(self) -> str:
         return f"{100 * (self.ratio - 1):+.0f}% at {self.commit[:8]}"

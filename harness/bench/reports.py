@@ -44,7 +44,7 @@ class Report(BaseModel):
 
     @property
     def machine(self) -> dict[str, JsonValue]:
-        """What times depend on."""
+        """Return the properties of a machine that times depend on."""
         return {"processor": self.processor, "cores": self.cores, "torch": self.torch}
 
     @property

@@ -108,7 +108,7 @@ def _require(out: Path, site: Site, ranks: int, precisions: Sequence[str], threa
 
 
 def _measured(orders: CalibrationOrders, site: Site, *, quiet: bool) -> Measurements | None:
-    """Return what the ranks measured; None if a rank failed, after its failure is printed."""
+    """Return the ranks' measurements; None if a rank failed, after its failure is printed."""
     with started(orders, site) as attempt:
         _follow(attempt, orders, quiet=quiet)
         reports = [read_as(Report, report_of(attempt, rank)) or Report(rank=rank) for rank in range(orders.ranks)]

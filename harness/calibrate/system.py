@@ -62,18 +62,18 @@ class Measurements:
     attention: list[AttentionTable] = Field(default_factory=list)
     elementwise: list[Elementwise] = Field(default_factory=list)
     added: list[Two] = Field(default_factory=list)
-    """Additions, from small to large: bytes that are read and written, and seconds."""
+    """Bytes read and written, and seconds, of additions from small to large."""
     updated: int = 0
     """Parameters of the timed update."""
     update_seconds: float = 0.0
     tensor_seconds: float = 0.0
-    """Seconds of the update of a tensor of few parameters, one of many."""
+    """Seconds to update a tensor of few parameters among many."""
     collectives: dict[Op, list[Two]] = Field(default_factory=dict)
-    """Bytes of the whole tensor, and seconds."""
+    """Bytes of the whole tensor, and seconds, of each collective."""
     overlap: float = 1.0
     """Share of a collective that hides behind products."""
     trained: list[Measured] = Field(default_factory=list)
-    """Trained runs: of each step the slowest rank's time, of all steps the median."""
+    """Median step time of each trained run, of the slowest rank in every step."""
 
 
 def system_of(found: Measurements, name: str) -> System:

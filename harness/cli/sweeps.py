@@ -133,7 +133,7 @@ def refusals(points: Sequence[Point], store: Store, datasets: Datasets, options:
 
 
 def _other_input(run: Run, record: Record, datasets: Datasets) -> tuple[str, str] | None:
-    """Return what a run would read now, and the hash of what its record was made of, if they differ."""
+    """Return the data that a run would read now, and the hash of its record's data, if they differ."""
     made_by = record.environment.own_code or {}
     for name, now in hashes(run).items():
         if (then := made_by.get(name, now)) != now:

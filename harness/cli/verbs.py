@@ -108,8 +108,8 @@ def run(
     Args:
         which: Which points.
         place: Where they run.
-        jobs: Points that run at the same time: one on this machine, since only that gives good timings, when no other
-            command trains here, and on a cluster what its site file says.
+        jobs: Points that run at the same time; by default one on this machine, for undisturbed timings, and on a
+            cluster as many as its site file allows.
         trying: How long a try may take, and when there is another one.
         profile: Also measure where a step's time goes, and the time of its parts alone, after the timed steps.
         forecast: System, packaged or a YAML file, for which a step of each run is predicted before it begins, and its

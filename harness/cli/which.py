@@ -51,10 +51,10 @@ class Which:
     engine: EngineName | None = None
     """Engine that trains every point: ours, DeepSpeed, or PyTorch's own parts; without it each point's own."""
     plan: Plan = Plan()  # noqa: RUF009 - frozen
-    """Fields of the parallel plan that are given replace those of every point."""
+    """Fields of the parallel plan, in place of every point's own."""
     sweep: tuple[str, ...] = ()
-    """Every point with every combination of these values of fields in place of its own: `plan.tp=1,2 seed=0,1,2`
-    makes six of one."""
+    """Replace every point by one for each combination of these values of fields: `plan.tp=1,2 seed=0,1,2` makes six of
+    one."""
     given: Given = frozenset()
 
     def chosen(self, default: Tier | None = None) -> Chosen:

@@ -49,7 +49,7 @@ class Check(NamedTuple):
     grade: Grade
     found: str
     mend: str = ""
-    """What to do about it; empty if the grade is ok."""
+    """What to do about the problem; empty if the grade is ok."""
 
 
 def check(what: str, found: str, *faults: tuple[bool, Grade, str]) -> Check:

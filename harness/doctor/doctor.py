@@ -141,7 +141,7 @@ def _with_ranks(site: Site, ranks: int, out: Path, wait: float, report: Findings
 
 
 def layout(ranks: int) -> Plan:
-    """Return a plan of this many ranks with as many degrees above 1, and as equal ones, as it can have."""
+    """Return a plan of this number of ranks with the most degrees above 1, as equal as possible."""
     pairs = [(dp, tp) for dp in divisors(ranks) for tp in divisors(ranks // dp)]
     dp, tp, pp = min((sorted((dp, tp, ranks // dp // tp), reverse=True) for dp, tp in pairs), key=sum)
     return Plan(dp=dp, tp=tp, pp=pp)

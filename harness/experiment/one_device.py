@@ -90,7 +90,7 @@ def best_is_ours(records: Sequence[Record]) -> Evidence | None:
 
 
 def on_cpu(records: Sequence[Record], run: Run) -> list[Cell]:
-    """Return what was run on a CPU as this run, ours among them."""
+    """Return the records of this run on a CPU by all engines, ours included."""
     meant = [cell for cell in contests(records) if cell.run == run]
     return [cell for cell in meant if "native" in cell.choices and is_trusted(cell, "cpu")]
 
@@ -103,7 +103,7 @@ def faster_than_plain(run: Run, limit: float) -> Check:
 
 
 def close_to_alone(run: Run, limit: float) -> Check:
-    """Return a check that our step of this run takes at most so many times its products and attention alone."""
+    """Return a check that our step of this run takes at most a number of times its products and attention alone."""
 
     def check(records: Sequence[Record]) -> Evidence | None:
         ours = [cell.of("native") for cell in on_cpu(records, run)]

@@ -121,7 +121,7 @@ def sound(claims: Iterable[Claim]) -> tuple[Claim, ...]:
 
 
 def _basis(claim: Claim, records: Sequence[Record], systems: str) -> str:
-    """Return what verdicts on these runs rest on, in words."""
+    """Return the basis of verdicts on these runs, in words."""
     if claim.kind == "arithmetic" or (systems and claim.about is None and claim.kind != "own question"):
         return "formulas"
     if not systems:

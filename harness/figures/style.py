@@ -66,7 +66,7 @@ def printed(inches: float) -> Iterator[None]:
 
 
 def inches_of(on_screen: float) -> float:
-    """Return the inches of a figure that has so many on a screen."""
+    """Return the width of a figure in inches, given that on a screen."""
     return _PRINTED.get() or on_screen
 
 

@@ -48,7 +48,7 @@ class Options(Trying):
     profile: bool = False
     """True if one more step is profiled after the timed ones."""
     forecast: System | None = None
-    """System for which a step of each run is predicted before it begins; None for no forecast, of the loss neither."""
+    """System for which a step and the final loss of each run are predicted before it begins; None: no forecast."""
     detach: bool = False
     """True if the sweep ends as soon as everything is submitted to the scheduler."""
 
@@ -59,7 +59,7 @@ class Options(Trying):
 
     @property
     def at_once(self) -> int:
-        """Number of points that may run at the same time; 0 for as many as there is room for."""
+        """Return the number of points that may run at the same time; 0 for no limit."""
         if self.jobs is not None:
             return self.jobs
         return 1 if self.is_local else self.site.cluster.at_once

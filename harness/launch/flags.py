@@ -20,7 +20,7 @@ Retry = Literal["again", "all"]
 
 @dataclass(frozen=True)
 class Saving:
-    """What the points of a sweep leave besides their measurements: checkpoints and certificates."""
+    """Output of a sweep's points besides their measurements: checkpoints, certificates and trackers."""
 
     checkpoint_every: int = 0
     """Steps between checkpoints, from the last of which an interrupted or failed point resumes; 0 for none."""
@@ -73,7 +73,7 @@ class Place:
     """Where points run."""
 
     on: Where | Literal["torchrun"] = "local"
-    """Where ranks run: local processes, a Slurm cluster, or the processes that torchrun has started of this command."""
+    """Where ranks run: local processes, a Slurm cluster, or the processes of this command that torchrun has started."""
     site: Path | None = None
     """Site file (TOML) with the settings of Slurm here; the options below override it."""
     partition: str | None = None

@@ -56,14 +56,14 @@ def read_by(run: Run) -> list[str]:
 
 
 def substitute(run: Run) -> str:
-    """Return what can be done without the text that a run trains on."""
+    """Return, as a sentence, what to do if the text that a run trains on is missing."""
     if run.evaluation.texts or run.evaluation.lambada:
         return "--tier smoke needs no text"
     return "--data synthetic trains on the embedded language instead"
 
 
 def where_from(path: str) -> str:
-    """Return what a missing text is and where it comes from; empty for an unknown one."""
+    """Return, as a sentence, the name and origin of a missing text; empty for an unknown one."""
     if (text := KNOWN.get(path)) is None:
         return ""
     return f"; it is {text.what}, from {text.source} ({text.licence}): see docs/texts.md in the repository"

@@ -59,7 +59,7 @@ def tracker_names(names: str) -> tuple[Name, ...]:
 
 @dataclass
 class Kept:
-    """How far a run was passed on to its trackers, in a file."""
+    """State of a run's trackers, kept in a file: how much of the run they have."""
 
     name: str = ""
     """Name of the run there: its label, its id, and the first attempt of those that continue each other."""

@@ -32,7 +32,7 @@ Seconds = Callable[[Measured], float]
 
 
 def guesses(result: Result, others: Mapping[str, Seconds]) -> dict[str, np.ndarray]:
-    """Return what each predictor says of a result's rows, in seconds, by its name.
+    """Return each predictor's seconds for the rows of a result, by the predictor's name.
 
     All but the simulator have one factor that is fitted to the rows that its constants are fitted to.
     """

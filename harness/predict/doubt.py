@@ -31,7 +31,7 @@ COMPUTING = (
 
 
 class Doubt(NamedTuple):
-    """What a simulated record keeps besides the predicted step, for verdicts."""
+    """Uncertainty of a prediction, which a simulated record keeps for verdicts."""
 
     fitted: str | None
     """Name of the row of this run that the system's constants were fitted to."""

@@ -125,7 +125,7 @@ def require_possible(run: Run, device: str) -> None:
 
 
 def examined(run: Run, device: str) -> dict[str, Any]:
-    """Return what the ranks of a run did, and what is wrong with it by what was checked."""
+    """Return what the ranks of a run did, and the errors found, by kind of check."""
     from impl.ghost.checks import cast, complaints
 
     tokens, chosen = tokenizer_size(run), cast(run.plan)
@@ -163,7 +163,7 @@ def _sums(run: Run, tokens: int, device: str, chosen: "Cast", done: "Mapping[int
 
 
 def _executed(run: Run, tokens: int, device: str, ranks: Sequence[int]) -> "dict[int, Executed | str]":
-    """Return what every rank did, or why it failed; as many are executed at a time as there are cores."""
+    """Return what every rank did, or why it failed; one rank a core is executed at a time."""
     cores = min(len(os.sched_getaffinity(0)), len(ranks))
     one = partial(_one, run, tokens, device)
     context = multiprocessing.get_context("forkserver")

@@ -38,11 +38,11 @@ class Rows(NamedTuple):
     split: str = "check"
     """Start of the names of their splits."""
     gpus: tuple[int, int] = (1, MOST)
-    """Least and most."""
+    """Smallest and largest number of GPUs."""
     hidden: tuple[int, int] = (1, MOST)
     cp: tuple[int, int] = (1, MOST)
     precision: str = ""
-    """The only one; empty: any."""
+    """Precision of all rows; empty: any."""
 
     def read(self, system: str) -> list[Measured]:
         """Return the selected rows of the file."""
@@ -64,16 +64,16 @@ class Case(NamedTuple):
     system: str
     asked: tuple[Rows, ...]
     fitted: Rows | None = None
-    """Rows that constants are fitted to; None: to none, or with `by` to other groups."""
+    """Rows that constants are fitted to; None: no rows, or with `by` the other groups'."""
     goals: Goals = (None, None, None)
     calculon: float | None = None
     """Mean error in percent of Calculon as published, measured for this project on the same kind of rows."""
     by: Callable[[Run], Hashable] | None = None
     """Key of a group of rows, each of which is predicted with constants fitted to the others."""
     is_new: Callable[[Run], Hashable] | None = None
-    """Key by which only rows are asked for that are like none of the fitted."""
+    """Key; only rows whose value no fitted row has are predicted."""
     has_surface: bool = True
-    """Whether what the constants leave over is kept as a surface."""
+    """Whether the constants' residuals are kept as a surface."""
 
 
 TABLE_1 = Rows("ptdp2021_table1", CALIBRATE)
@@ -153,11 +153,11 @@ class Part(NamedTuple):
     rows: list[Measured]
     predicted: np.ndarray
     baseline: np.ndarray
-    """Seconds at a constant utilization, fitted to the same rows; where nothing is fitted, to the asked ones."""
+    """Seconds by a constant utilization fitted to the same rows; where nothing is fitted, to the predicted ones."""
     bounds: np.ndarray
-    """Seconds between which nine tenths of such steps should be. Shape: [rows, 2]."""
+    """90% interval of the seconds. Shape: [rows, 2]."""
     kinds: list[str]
-    """How each row differs from those that were fitted."""
+    """How each row differs from the fitted ones."""
 
     @property
     def measured(self) -> np.ndarray:
@@ -188,7 +188,7 @@ class Result(NamedTuple):
         return Part(*columns)
 
     def scaled(self, seconds: Callable[[Measured], float]) -> np.ndarray:
-        """Return what another predictor says of the rows, times one factor that fits it to the fitted rows, if any.
+        """Return another predictor's seconds for the rows, times a factor fitted to the fitted rows, if there are any.
 
         Args:
             seconds: function of a row; NaN: the predictor cannot say.

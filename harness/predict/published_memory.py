@@ -24,7 +24,7 @@ def torchtitan() -> list[float]:
 
 
 def _described(row: Mapping[Hashable, Any]) -> tuple[ModelConfig, Layout]:
-    """Return the model and the layout of a row; a batch is cut into as many microbatches as the pipeline has stages."""
+    """Return the model and the layout of a row; a batch has one microbatch for each pipeline stage."""
     text = row["note"]
     note = re.fullmatch(r"(\S+); (\w+) recomputation.*; sequence (\d+), batch of a rank (\d+)", text)
     assert note is not None, text

@@ -169,7 +169,7 @@ class Outcome(NamedTuple):
     reason: str | None
     cause: Cause
     failure: Failure | None = None
-    """Failure whose log goes into the record."""
+    """Failure whose log is kept in the record."""
 
 
 def decide(

@@ -36,9 +36,9 @@ class Event(NamedTuple):
     thread: int = 0
     id: int = 0
     on_device: bool = False
-    """True for a kernel or a copy, whose `id` is that of the operator that launched it."""
+    """True for a kernel or a copy; its `id` is then that of the operator that launched it."""
     is_async: bool = False
-    """True for a collective under way, from its start to its end, concurrent with the thread's operators."""
+    """True for an asynchronous collective, from its start to its end."""
     part: str = ""
     """Kind of work that its time counts for, once that is known."""
 

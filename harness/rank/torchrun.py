@@ -72,7 +72,7 @@ class Announced:
 
 @functools.cache
 def join() -> tuple[Agents, Announced] | None:
-    """Return what the first process needs for a sweep; in every other process follow it to its end, and return None.
+    """Return the sweep's connection in the first process; in every other process follow it to its end, and return None.
 
     Raises:
         InputError: torchrun has not started this process, or nodes do not have as many processes each.

@@ -45,14 +45,14 @@ class Hashes:
     """Hashes of one rank in one step."""
 
     loss: str
-    """In hexadecimal, as `float.hex` writes it."""
+    """Loss in hexadecimal, as written by `float.hex`."""
     gradient: Tensors
     weight: Tensors
 
 
 @dataclass(config=READ)
 class RankParts:
-    """What a rank hashes, and where."""
+    """Parts of the training state that a rank hashes, and its place in the mesh."""
 
     numerics: dict[str, str | int | None]
     pieces: list[tuple[str, Count, Count]]
@@ -67,7 +67,7 @@ class Certificate:
     resolved: Resolved
     ranks: list[RankParts]
     certificate: list[list[Hashes | Count]]
-    """By step and rank; the number of an earlier rank that has the same."""
+    """Hashes by step and rank; a number stands for an equal entry of the rank with that number."""
 
     def hashes(self, step: int, rank: int) -> Hashes:
         """Return the hashes of a rank in a step."""
@@ -92,7 +92,7 @@ class Difference(NamedTuple):
     norms: tuple[float | None, float | None]
     """Norm of the tensor, or absolute value of the loss."""
     sums: tuple[float | None, float | None]
-    """Of its elements, or the loss itself."""
+    """Sum of the tensor's elements, or the loss itself."""
     differing: int
     """Number of the step's tensors of this kind that differ, on all ranks."""
     among: int
@@ -104,14 +104,14 @@ class Change(NamedTuple):
     what: str
     values: tuple[str, str]
     why: str
-    """How it is known to change bits; empty if it is not."""
+    """Reason why it is known to change bits; empty if it is not."""
 
 
 class Compared(NamedTuple):
     """Comparison of two certificates."""
 
     equal_steps: int
-    """Steps from the first on that are equal bit for bit."""
+    """Number of steps, from the first on, that are equal bit for bit."""
     steps: tuple[int, int]
     first: Difference | None
     changes: list[Change]

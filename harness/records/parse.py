@@ -90,7 +90,7 @@ def _first(error: ValidationError) -> str:
 
 
 def _why_inconsistent(record: Record) -> str | None:
-    """Return what contradicts the configuration; None if nothing does."""
+    """Return, as a sentence, what contradicts the configuration; None if nothing does."""
     run, ranks, world_size = record.run, record.ranks, record.run.plan.world_size
     if len(ranks) > world_size:
         return f"ranks: {len(ranks)} of {world_size}"

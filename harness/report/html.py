@@ -36,7 +36,7 @@ def templates() -> jinja2.Environment:
 
 
 def part(name: str, *shown: Any) -> str:
-    """Return what a macro of parts.html makes."""
+    """Return the HTML that a macro of parts.html renders."""
     return str(getattr(templates().get_template("parts.html").module, name)(*shown))
 
 

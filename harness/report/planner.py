@@ -158,7 +158,7 @@ def _covering(task: Task, reasons: Mapping[str, str]) -> Iterator[Row]:
 
 
 def _system(system: System, rows: Sequence[Published]) -> dict[str, Any]:
-    """Return what the page says of a system, with the published steps on it."""
+    """Return the page's data about a system, with the published steps on it."""
     known = system.calibration
     return {
         "stack": system.stack,

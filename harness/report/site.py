@@ -52,7 +52,7 @@ class _Text(Extension):
 
 
 class _Pages(BasePlugin):
-    """What MkDocs calls for each page.
+    """MkDocs plugin with the functions called for each page.
 
     Args:
         html: tables and figures, by the mark that stands for each in a page.

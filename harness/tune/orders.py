@@ -54,7 +54,7 @@ def in_other_orders(
 
 
 def shortest(run: Done, system: System, seconds: float, search: float) -> dict[str, Any]:
-    """Return what a run's step takes at least in any order of its passes, in as much memory, and in one that is found.
+    """Return a bound of a run's step time over all orders of its passes in the same memory, and the best order found.
 
     Args:
         seconds: predicted seconds of the run's step.

@@ -98,13 +98,13 @@ def front(
 
 
 def unbeaten(rows: Sequence[Judged]) -> list[Judged]:
-    """Return those of judged plans that are on the `front`."""
+    """Return the judged plans that are on the `front`."""
     took, needed = (np.array([row[name] for row in rows]) for name in ("seconds", "bytes"))
     return [rows[i] for i in front(took, needed)] if rows else []
 
 
 def agreement(rows: Iterable[Judged]) -> dict[str, float] | None:
-    """Return how far the closed form's seconds are from those of events, on average and at most; None: none ran."""
+    """Return the mean and largest difference of closed-form from event-simulated seconds; None: none was simulated."""
     off = [row["closed_form_seconds"] / row["seconds"] - 1 for row in rows if "seconds" in row]
     return {"mean": float(np.mean(np.abs(off))), "worst": float(max(off, key=abs))} if off else None
 
@@ -161,7 +161,7 @@ class Journal:
     """Judgements of runs by one judge of one system, a line each in a file that is only appended to."""
 
     path: Path | None
-    """None: the journal is not kept."""
+    """File of the journal; None: it is not kept."""
     judge: str
 
     @classmethod

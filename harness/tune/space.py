@@ -46,7 +46,7 @@ class Space:
     ranks: int
     rates: Mapping[Values, float]
     runs: Mapping[Values, Point]
-    """Plans that were run, failed ones too."""
+    """Plans that were run, including failed ones."""
 
     @cached_property
     def axes(self) -> list[list[int]]:

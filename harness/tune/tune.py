@@ -76,13 +76,13 @@ class Task:
     system: System
     gpus: int
     limit: float
-    """Bytes of a device."""
+    """Memory of a device in bytes."""
     fix: Sequence[str] = ()
-    """Knobs that keep to some values."""
+    """Allowed values of knobs that are restricted."""
     others: Sequence[str] = ()
-    """Schedules that are judged by events only."""
+    """Schedules that only the event simulation can judge."""
     grids: bool = False
-    """Whether plans that divide hidden features are judged too."""
+    """Whether plans that divide hidden features (`tp3`) are searched, too."""
 
     def simulated(self, run: Run) -> Simulated:
         """Return what is simulated for a plan; knobs that the software has a habit of are free where `fix` names them.
@@ -205,7 +205,7 @@ def tune_from(default: Run) -> Callable[..., int]:
     ) -> int:
         """Find the fastest parallel plans for a model that fit a system's memory; `--model NAME` says which model.
 
-        All plans are estimated in closed form, the best are carried out as events. The fastest is said to be in doubt
+        All plans are estimated in closed form, the best simulated event by event. The fastest is marked as doubtful
         if the system was not calibrated on its kind of plan, or misses it badly; the fastest without doubt comes then
         too. With --measure the best are run on this machine, and their predicted order is compared with the measured.
 
@@ -214,17 +214,17 @@ def tune_from(default: Run) -> Callable[..., int]:
             gpus: Devices, all of which a plan uses.
             global_batch: Sequences of a step; by default those of a `--config` file, else 1,536.
             precision: By default the file's, else the first of bf16, fp16, fp32 that the system has a peak rate for.
-            fix: Knobs that keep to some values, as tp=8 or schedule=one_f_one_b,interleaved; and to search knobs that
-                the system's software has a habit of, as overlap_grad_reduce=true,false.
-            top: Plans of different shape that are judged by events.
-            others: Schedules that events alone judge, for the fastest pipelines; by default all, if `fix` names none.
-            grids: Judge the fastest plans with hidden features divided over tensor-parallel ranks too (`plan.tp3`).
-            search: Seconds to search for the shortest order of the fastest pipeline's passes, whatever its schedule.
-            trials: Plans of Optuna's own, from the best on; judged by events, or with --measure for real.
-            measure: Plans that are run on this machine.
+            fix: Allowed values of knobs, as tp=8 or schedule=one_f_one_b,interleaved. A knob that the system's software
+                sets by itself is searched if it is named here, as overlap_grad_reduce=true,false.
+            top: Number of plans of different shape that are simulated event by event.
+            others: Schedules that only events judge, for the fastest pipelines; by default all, if `fix` names none.
+            grids: Also judge the fastest plans with hidden features divided over tensor-parallel ranks (`plan.tp3`).
+            search: Seconds to search for the shortest order of the fastest pipeline's passes, in any schedule.
+            trials: Further plans that Optuna proposes, starting from the best; simulated, or with --measure run.
+            measure: Number of plans that are run on this machine.
             steps: Training steps of each of these.
-            device_memory: What a plan may take of a device, as 80GB or 40GiB; by default 95% of what it has, or less.
-            out: Folder of the journal, which the same command goes on from, and of measured records.
+            device_memory: Memory of a device that a plan may use, as 80GB or 40GiB; by default 95% of it, or less.
+            out: Folder of measured records and of the journal, from which the same command continues.
             json: Print one JSON document on standard output.
         """
         global_batch, precision = _of_file(default, given, global_batch, precision)

@@ -192,7 +192,7 @@ class _Rank(Sizes):
         return INDEX_BYTES * (self.tokens + by_own * self.own_tokens) + elsewhere
 
     def statistics(self, row: int, *, is_split: bool = False) -> int:
-        """Return the bytes that a norm keeps of a row of so many bytes besides the row itself.
+        """Return the bytes that a norm keeps of a row, besides the row itself, given the row's bytes.
 
         Mean and deviation, of a split norm in fp32 at least; so the root mean square; or the hyperbolic tangents.
         """

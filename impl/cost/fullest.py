@@ -31,7 +31,7 @@ def fullest_share(tokens: int, choices: int, experts: int, ranks: int) -> tuple[
 
 @lru_cache(maxsize=256)
 def _largest_normal(count: int) -> tuple[float, float]:
-    """Return mean and variance of the largest of so many independent standard normal numbers."""
+    """Return mean and variance of the largest of n independent standard normal numbers."""
     from scipy.special import ndtr
 
     at = np.linspace(-REACH, REACH, POINTS)

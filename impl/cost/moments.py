@@ -37,7 +37,7 @@ class Moment(NamedTuple):
 
 
 class OfStage(NamedTuple):
-    """What a microbatch needs in a pipeline stage."""
+    """Memory that a microbatch needs in a pipeline stage."""
 
     kept: int
     """Bytes that its forward pass keeps for its backward pass."""
@@ -48,7 +48,7 @@ class OfStage(NamedTuple):
 
 
 def of_stage(place: Place, stage: Stage, head_positions: int, device: str) -> OfStage:
-    """Return what a microbatch needs in a stage of the pipeline rank."""
+    """Return the memory that a microbatch needs in a stage of the pipeline rank."""
     parts = stage_bytes(place.run, place.vocab_size, stage, head_positions)
     kept = _on_device(place, stage, parts, device)
     return OfStage(kept, _owed(place, stage), _fullest_of_passes(place, stage, parts, kept, head_positions, device))

@@ -29,9 +29,9 @@ class ParameterCount:
     """Parameters by part; an output head's matrix that is the token embedding's is counted once."""
 
     embedding: int
-    """Token embedding and output head."""
+    """Parameters of the token embedding and an untied output head."""
     positions: int
-    """Positions and, of BERT, the two token types."""
+    """Parameters of positions and BERT's two token types."""
     layers: int
     """Attention and MLP weights and biases of all layers; of one if they share them."""
     norms: int

@@ -44,7 +44,7 @@ class Sizes:
 
     run: Run
     of_experts: bool = field(default=False, kw_only=True)
-    """True if they are those of a layer with experts, each of which gets as many rows."""
+    """True for a layer with experts, each of which is assumed to get the same number of rows."""
 
     @property
     def e(self) -> int:
@@ -136,7 +136,7 @@ class Place(Sizes):
     vocab_size: int
     pp_rank: int = 0
     split_into: tuple[Stage, ...] | None = None
-    """Stages of the model, of all ranks; None: as `impl.pipeline.stage.split` has them."""
+    """Stages of the model, of all ranks; None: those of `impl.pipeline.stage.split`."""
 
     @cached_property
     def schedule(self) -> Schedule:

@@ -50,11 +50,12 @@ class Collective(NamedTuple):
     bytes: int
     when: When
     behind: "Product | None" = None
-    """Product computed meanwhile; None: nothing is."""
+    """Product that is computed meanwhile; None: the rank waits."""
     split: "Product | None" = None
-    """Product that makes what is sent, or takes what is received; software that splits both does both at once."""
+    """Product whose output is sent or whose input is received; software that splits the product overlaps both."""
     over: Literal["tp", "heads", "features", "cp", "ep"] = "tp"
-    """All of these ranks, those that share a head of keys and values, or a grid's y; or ranks of cp, or of ep."""
+    """Ranks that take part: all of tp, those that share a head of keys and values, those of a grid's y, or those of cp
+    or ep."""
 
 
 def blocks(run: Run, stages: Iterable[Stage]) -> dict[BlockName, int]:

@@ -34,7 +34,7 @@ class Batch:
 
     @property
     def goals(self) -> list[np.ndarray]:
-        """What the loss compares with predictions: targets and, for BERT, their positions and `is_next`."""
+        """Return what the loss compares with predictions: targets and, for BERT, their positions and `is_next`."""
         return [goal for goal in (self.targets, self.positions, self.is_next) if goal is not None]
 
 

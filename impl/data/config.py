@@ -17,5 +17,5 @@ class DataConfig:
     dataset: str = SYNTHETIC
     """Path of a token folder, or `synthetic`, or `synthetic-proteins`: families of sequences of amino acids."""
     race: str | None = None
-    """RACE, whose questions are learned to be answered instead of the text, in the token folder's tokenizer: a folder
-    in RACE's own layout, hf:NAME[:CONFIG] from the hub, or `synthetic`, made up in the synthetic language."""
+    """RACE, to train on its questions instead of the text, in the token folder's tokenizer: a folder in RACE's own
+    layout, hf:NAME[:CONFIG] from the hub, or `synthetic`, generated in the synthetic language."""

@@ -30,11 +30,11 @@ class Cast(NamedTuple):
     """Ranks that are executed."""
 
     first: tuple[int, ...]
-    """One of each pipeline rank, or all ranks; together they are a whole of their own."""
+    """One rank of each pipeline stage, or all ranks; they are a complete set by themselves."""
     standing: Standing
-    """Function from any rank to the one of these that stands for it."""
+    """Function from any rank to the executed rank that represents it."""
     last: tuple[int, ...] = ()
-    """Others, of which each does the same as the first of its pipeline rank, in its own groups."""
+    """Further ranks, each of which does the same as the first of its pipeline rank, in groups of its own."""
 
 
 def cast(plan: Plan) -> Cast:
@@ -51,7 +51,7 @@ def cast(plan: Plan) -> Cast:
 
 
 def complaints(run: Run, vocab_size: int, chosen: Cast, done: Mapping[int, Executed]) -> dict[str, list[str]]:
-    """Return what is wrong by what was checked, one line each."""
+    """Return the errors found by each kind of check, one line each."""
     ranks = list(done.values())
     blocks = blocks_of(Place(run, vocab_size), ranks[0].head_positions)
     return {

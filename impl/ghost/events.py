@@ -12,16 +12,16 @@ class Begin(NamedTuple):
 
     kind: Kind
     group: str
-    """Name of the process group, the same on all of its ranks: each group has a queue of its own in NCCL."""
+    """Name of the process group, the same on all of its ranks: in NCCL each group has a queue of its own."""
     members: tuple[int, ...]
     """Ranks of the group."""
     elements: int
-    """Elements of the whole tensor: what is summed, or all parts together."""
+    """Number of elements of the whole tensor: the sum's, or of all parts together."""
     dtype: str
     peer: int | None = None
     """Rank at the other end of a transfer."""
     batch: int | None = None
-    """Place of the first of the transfers that begin as one; None: it begins alone."""
+    """Place in the log of the first of the transfers that begin together; None: it begins alone."""
 
     def __str__(self) -> str:
         size = f"{self.elements} {self.dtype}"

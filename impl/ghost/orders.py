@@ -76,12 +76,12 @@ def _unawaited(logs: Logs) -> Iterator[str]:
 
 
 class _Entry(NamedTuple):
-    """What a queue does as one: a collective, a transfer, or a batch of them."""
+    """Entry of a queue: a collective, a transfer, or a batch of transfers that start together."""
 
     place: int
-    """Of the first in the log."""
+    """Place of its first event in the log."""
     parts: dict[int, Begin]
-    """By their places; those that have ended are removed."""
+    """Its events that have not ended, by their places in the log."""
 
 
 class _Rank:

@@ -33,7 +33,7 @@ LAST = 2
 
 
 class Pass(NamedTuple):
-    """What a rank began in a pass, by its place in the log."""
+    """Events that a rank began in a pass, as a range of its log."""
 
     action: Action
     start: int
@@ -42,42 +42,42 @@ class Pass(NamedTuple):
 
 @dataclass
 class Executed:
-    """What one rank did in a step."""
+    """Record of what one rank did in a step."""
 
     rank: int
     log: Log
     passes: list[Pass]
     counts: dict[str, dict[Op, Count]]
-    """Calls and bytes by axes of the mesh, as `impl.cost.traffic.step_traffic` has them."""
+    """Calls and bytes by axes of the mesh, in the form of `impl.cost.traffic.step_traffic`."""
     memory: dict[str, int]
     """Bytes at the fullest moment, by category."""
     flops: int
-    """Of matrix products and attention."""
+    """FLOPs of matrix products and attention."""
     repeated: int
-    """Passes that were not executed, as they repeat one that was."""
+    """Number of passes that were not executed, because they repeat an executed one."""
     pp_rank: int
     head_positions: int
     names: dict[str, str]
     """Axes of every group, by the group's name."""
     backend: str
     early: list[str]
-    """The first use of what it had not waited for, if there is any, and how many more there are."""
+    """First use of a result that was not waited for, and the number of further ones; empty if there is none."""
 
 
 @dataclass
 class _Template:
-    """What a pass does, for all that repeat it."""
+    """Effects of a pass, which later passes of its kind repeat."""
 
     events: list[Begin | Wait]
-    """Waits are for places in this list."""
+    """Events of the pass; a wait's place counts from this list's start."""
     counts: dict[tuple[str, Op], Count]
     flops: int
     grown: int
-    """Bytes that are there afterwards, or no more, without what came and what is handed over."""
+    """Change of the bytes in use over the pass, without its input and what it hands over."""
     keeps_input: bool
-    """Autograd keeps what came for the backward pass."""
+    """Whether autograd keeps the pass's input for the backward pass."""
     arrived: Counter[Bucket]
-    """Gradients of each bucket's parameters."""
+    """Number of gradients that the pass adds to each bucket."""
 
 
 class NotAlikeError(RuntimeError):

@@ -24,7 +24,7 @@ WHOLE: dict[str, tuple[Kind, int]] = {
 
 
 class _Work:
-    """What was begun; the first wait for it is recorded."""
+    """Handle of a transfer that began; the first wait for it is recorded."""
 
     def __init__(self, log: list[Begin | Wait], place: int, work: Any, under_way: UnderWay) -> None:
         self.log, self.place, self.work, self.is_awaited = log, place, work, False

@@ -98,7 +98,7 @@ class Counting(Tracked):
 
     flops = 0
     look: Look
-    """Called with every operation before it."""
+    """Function called before every operation, with the operation."""
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         with torch._C.DisableTorchFunction():  # devices are to be the real ones
@@ -152,7 +152,7 @@ _FLOPS = _flops()
 
 
 class Unread:
-    """Takes a token folder's place: as many tokens as anyone asks for, all the same."""
+    """Stand-in for a token folder: any number of tokens, all the same."""
 
     def __init__(self, tokenizer_tokens: int) -> None:
         self.manifest = SimpleNamespace(vocab_size=tokenizer_tokens)

@@ -21,12 +21,12 @@ class _Span(NamedTuple):
     start: int
     stop: int
     is_result: bool
-    """It is written to: it must not even be read."""
+    """True if the transfer writes to it, so that it must not even be read."""
     event: Begin
 
 
 class UnderWay:
-    """What has begun and is not awaited yet, by storage and place in the log."""
+    """Transfers that have begun and were not waited for yet, by storage and place in the log."""
 
     def __init__(self) -> None:
         self.early: list[str] = []
@@ -35,7 +35,7 @@ class UnderWay:
         self._storages: dict[int, set[int]] = {}
 
     def begin(self, place: int, event: Begin, tensors: Sequence[Tensor]) -> None:
-        """Note what begins, and whether it uses what is under way in other groups: those of its own are in order.
+        """Note a transfer that begins, and uses of tensors under way in other groups: one group's are in order.
 
         The first of the tensors is its result, but of a send.
         """

@@ -42,58 +42,58 @@ class ModelConfig:
     hidden_size: Positive = 128
     num_heads: Positive = 2
     seq_len: AtLeastTwo = 128
-    """Positions the model has, and tokens in a training sequence."""
+    """Positions of the model, and tokens in a training sequence."""
     vocab_size: AtLeastTwo | None = None
-    """None: the tokenizer's, plus BERT's three special tokens."""
+    """Size of the vocabulary; None: the tokenizer's, plus BERT's three special tokens."""
     norm_placement: str = "pre"
-    """Where norms stand: a name in `impl.model.norm_placement`, or of code, as `impl.own_code` has it."""
+    """Where norms stand: a packaged placement by name, or one's own code, `FILE.py:name` (`impl.own_code`)."""
     norm: NormKind = "layernorm"
-    """Which function they are: LayerNorm, RMSNorm, or the element-wise dynamic tanh."""
+    """Kind of norm: LayerNorm, RMSNorm, or the element-wise dynamic tanh."""
     norm_epsilon: PositiveFloat = 1e-5
-    """Number that norms add to a variance."""
+    """Epsilon that norms add to the variance."""
     kv_heads: Positive | None = None
-    """Heads of keys and values, which as many query heads share as divide them; None: as many as heads."""
+    """Heads of keys and values (grouped-query attention); None: as many as query heads."""
     positions: Literal["learned", "rotary"] = "learned"
     rotary_base: PositiveFloat = 10_000.0
-    """Base of rotary positions' angles."""
+    """Base of the angles of rotary positions."""
     rotary_fraction: PositiveFraction = 1.0
-    """Share of a head's features that they turn, the first ones."""
+    """Share of a head's features, from the first on, that rotary positions turn."""
     rotary_scaling: tuple[PositiveFloat, PositiveFloat, PositiveFloat, PositiveFloat] | None = None
-    """Llama 3.1's factor, low and high frequency factor, and original length: see `impl.model.rotary.rates`."""
+    """Llama 3.1's factor, low and high frequency factor, and original length (`impl.model.rotary.rates`)."""
     parallel_residual: bool = False
-    """Whether the MLP's block takes the layer's input, as attention's does; what both give is added to it."""
+    """Whether attention and MLP both take the layer's input, and both outputs are added to it."""
     mlp: MLPKind = "gelu"
-    """Function between an MLP's products: GELU in its tanh form, or exact, or another."""
+    """Activation function of MLPs; gelu is its tanh approximation, gelu_erf its exact form."""
     mlp_size: Positive | None = None
-    """Features between an MLP's products; None: four times the hidden size."""
+    """Inner width of an MLP; None: four times the hidden size."""
     biases: bool = True
-    """Whether layers' linear products have biases."""
+    """Whether the linear layers have biases."""
     tied: bool = True
     """Whether the output head's matrix is the token embedding's."""
     experts: Count = 0
-    """Experts that a layer has in place of an MLP, of which each token meets some (`impl.model.experts`); 0: none."""
+    """Experts of a layer in place of its MLP, to some of which each token is sent (`impl.model.experts`); 0: none."""
     experts_every: Depth = 1
-    """Of so many layers only the last one has experts."""
+    """Layers whose number, from 1, is a multiple of this have experts."""
     expert_prototypes: Positive = 1
-    """Equal groups of a layer's experts, of each of which every token meets some (M6-T 2021, k top-1)."""
+    """Equal groups of a layer's experts, each of which routes every token (M6-T 2021, k top-1)."""
     experts_per_token: Positive = 1
-    """Experts of each prototype that a token meets: those with the highest probabilities."""
+    """Experts of each prototype that a token is sent to: those with the highest probabilities."""
     expert_size: Positive | None = None
-    """Features between an expert's products; None: those of an MLP."""
+    """Inner width of an expert; None: that of an MLP."""
     shared_expert_size: Count = 0
-    """Features between the products of a further expert, which every token meets; 0: there is none."""
+    """Inner width of a further expert that every token is sent to; 0: there is none."""
     expert_capacity: PositiveFloat | None = None
-    """Tokens of a sequence that an expert takes, over the mean; it leaves out later ones. None: it takes all."""
+    """Most tokens of a sequence that an expert takes, over the mean; it drops later ones. None: no limit."""
     balance_loss: NonNegativeFloat = 0.0
     """Coefficient of the loss that grows with the imbalance of each sequence's tokens over the experts."""
     balance_bias: NonNegativeFloat = 0.0
     """Change in a step of what is added to an expert's probability when experts are chosen, against the imbalance of
     the global batch; it changes no weight of an expert's output."""
     shared_layers: bool = False
-    """Whether all layers have the first one's weights (ALBERT 2019, 1909.11942; M6-10T 2021, 2110.03888, "pseudo")."""
+    """Whether all layers share the first one's weights (ALBERT 2019, 1909.11942; M6-10T 2021, 2110.03888, "pseudo")."""
     dropout: Fraction = 0.0
     attention_dropout: Fraction | None = None
-    """Dropout of attention's probabilities, which are kept for it; None: as elsewhere."""
+    """Dropout of attention's probabilities, which are then kept for the backward pass; None: `dropout`."""
     init_std: PositiveFloat = 0.02
 
     @field_validator("norm_placement")
@@ -208,7 +208,7 @@ class ModelConfig:
         return max(1, tp // self.groups)
 
     def divides_groups(self, tp: int) -> bool:
-        """Return True if `tp` ranks have as many whole heads of keys and values each, or equal parts of one."""
+        """Return True if each of `tp` ranks has as many whole heads of keys and values, or an equal part of one."""
         parts = self.sharing(tp)
         return self.groups_of(tp) * tp == self.groups * parts and self.head_size % parts == 0
 
@@ -228,7 +228,7 @@ class ModelConfig:
         return self.outputs_of(self.mlp_inner)
 
     def outputs_of(self, inner: int) -> tuple[int, ...]:
-        """Return the features of the first product of an MLP or an expert with so many between its products."""
+        """Return the output features of the first product of an MLP or an expert of this inner width."""
         return (inner,) * (2 if self.mlp == "swiglu" else 1)
 
     def own(self, layers: range) -> range:

@@ -54,7 +54,7 @@ class Dropout(nn.Module):
         return parts[0] if len(parts) == 1 else torch.cat(parts)
 
     def _drawn(self, rows: range, size: int, x: Tensor, key: DropoutKey) -> Tensor:
-        """Return these rows of the mask, drawn in blocks of so many rows."""
+        """Return these rows of the mask, drawn in blocks of `size` rows."""
         first, last = rows.start // size, -(-rows.stop // size)
         drawn = torch.empty((last - first) * size, *x.shape[1:], dtype=torch.bool, device=x.device)
         for block, kept in enumerate(drawn.split(size), first):

@@ -296,7 +296,7 @@ def is_grouped(x: Tensor, weight: Tensor) -> bool:
 
 
 def within(order: Tensor, is_taken: Tensor) -> Tensor:
-    """Return those choices that experts take."""
+    """Return the choices that experts take."""
     return order[is_taken]
 
 

@@ -183,9 +183,9 @@ class Block(NamedTuple):
     """A part of a stage: what is recomputed as one, and whose parameters are gathered together."""
 
     name: str
-    """Whose parameters it has: layers that share them have the first one's name."""
+    """Name of the block whose parameters it has: the first layer's for layers that share weights."""
     run: Callable[[Any], Tensor]
-    """Activations in, None for the first block of a model, to activations out; the loss or scores, of the head."""
+    """Function from activations, None for a model's first block, to activations, or the head's loss or scores."""
 
 
 class Trunk(nn.Module):

@@ -38,12 +38,12 @@ class NormPlacement:
     embedding: bool = False
     final: bool = False
     residual: Callable[[int], float] = lambda _: 1.0
-    """r of a model of so many layers."""
+    """Function of the number of layers that returns r, the factor of the residual."""
     input_factor: Callable[[int], float] = lambda _: 1.0
-    """c of the layer with this number, from 1."""
+    """Function of a layer's number, from 1, that returns c, the factor of its blocks' inputs after their norms."""
     initial: Callable[[int], float] | None = None
-    """Factor of the initial weights of values, projections and MLPs in a model of so many layers; None: that of
-    Megatron-LM, 1 / sqrt(2 L) of the residual projections."""
+    """Function of the number of layers that returns the factor of the initial weights of values, projections and MLPs;
+    None: Megatron-LM's 1 / sqrt(2 L) of the residual projections."""
 
     @property
     def of_tokens(self) -> int:

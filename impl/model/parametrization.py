@@ -30,9 +30,9 @@ class Scale(NamedTuple):
     """Factors of one parameter; a standard parametrization has 1."""
 
     initial: float = 1.0
-    """Of its initial values."""
+    """Factor of the parameter's initial values."""
     rate: float = 1.0
-    """Of its learning rate. Weight decay is divided by it: the part of a weight that a step takes off stays."""
+    """Factor of its learning rate. Weight decay is divided by it, so that a step removes the same share of a weight."""
 
 
 def scale(config: ModelConfig, recipe: Recipe, name: str) -> Scale:

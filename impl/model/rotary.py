@@ -12,18 +12,18 @@ from impl.model.config import ModelConfig
 
 
 class Rotary(NamedTuple):
-    """How heads are turned."""
+    """Rotary positions of a model: how heads are turned."""
 
     features: int
-    """Of a head, the first ones, that are turned."""
+    """Number of a head's features, from the first on, that are turned."""
     base: float
     scaling: tuple[float, float, float, float] | None
     places: Callable[[int], Tensor]
-    """Places of as many of a sequence's tokens as a rank has."""
+    """Function that returns the positions, in the sequence, of a number of this rank's tokens."""
 
     @classmethod
     def of(cls, config: ModelConfig, places: Callable[[int], Tensor] = torch.arange) -> "Rotary | None":
-        """Return how a model's heads are turned; None: they are not."""
+        """Return the rotary positions of a model; None if it has none."""
         how = cls(config.turned, config.rotary_base, config.rotary_scaling, places)
         return how if config.positions == "rotary" else None
 
@@ -87,7 +87,7 @@ def angles(seq_len: int, how: Rotary, dtype: torch.dtype, device: torch.device) 
 
 
 def rates(how: Rotary) -> Tensor:
-    """Return what each pair of features is turned by from place to place: pair i by base^(-2 i / r).
+    """Return the angle by which each pair of features turns from one position to the next: pair i by base^(-2 i / r).
 
     With Llama 3.1's scaling a pair that turns round less than `low` times in the original length turns slower by the
     factor, and one that does so more than `high` times as before; between, both rates are weighted in proportion.

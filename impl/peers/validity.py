@@ -12,7 +12,7 @@ EnginePart = Literal[
 
 
 class _Has(NamedTuple):
-    """What a part can do besides GPT in fp32 on some axes of the mesh, its layers recomputed and compiled or not.
+    """Abilities of an engine's part besides GPT in fp32 on some axes, with layers recomputed and compiled or not.
 
     Norms may stand wherever they are over all features of a token, and be LayerNorm or RMSNorm.
     """

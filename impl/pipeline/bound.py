@@ -25,7 +25,7 @@ class Problem:
     transfer: Number
     """Seconds from one rank to another."""
     most: int
-    """Most activations, of one microbatch in one stage each, that a rank holds at once."""
+    """Largest number of activations, each of one microbatch in one stage, that a rank holds at once."""
 
     def __post_init__(self) -> None:
         if self.most < (needed := max(len(self.stages_of(rank)) for rank in self.ranks)):
@@ -35,7 +35,7 @@ class Problem:
 
     @classmethod
     def of(cls, schedule: Schedule, cost: Cost, transfer: Number = 0) -> "Problem":
-        """Return the problem that a schedule solves, with as many activations as its fullest rank holds."""
+        """Return the problem that a schedule solves, with its fullest rank's number of activations."""
         rank_of = tuple(schedule.rank_of[stage] for stage in range(len(schedule.rank_of)))
         microbatches = 1 + max(action.microbatch for action in schedule.rows[0])
         return cls(rank_of, microbatches, cost, transfer, max(map(peak_in_flight, schedule.rows)))

@@ -34,7 +34,7 @@ class Links:
     unpack: Callable[[Tensor], Tensor] = lambda part: part
     """Function that restores the whole tensor from what was received."""
     over: Mapping[tuple[int, int], dist.ProcessGroup] = field(default_factory=dict)
-    """Groups of two by (sender, receiver), for ways that have one of their own."""
+    """Process groups of two by (sender, receiver), where a pair has one of its own."""
 
 
 @dataclass

@@ -111,7 +111,7 @@ def _known(problem: Problem) -> Schedule:
 def _rows_within(
     problem: Problem, unit: Fraction, horizon: int, seconds: float
 ) -> tuple[tuple[tuple[Action, ...], ...] | None, bool]:
-    """Return rows that take no longer than so many units, None if none were found; and whether there can be none."""
+    """Return rows that take at most a number of units, None if none were found; and whether none can exist."""
     length = {(op, stage): int(one / unit) for op in OPS for stage, one in enumerate(problem.seconds(op))}
     at = {kind: n * horizon for n, kind in enumerate(length)}
     lines, columns, factors, limits = list[int](), list[int](), list[int](), list[int]()

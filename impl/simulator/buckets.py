@@ -30,39 +30,39 @@ class Largest(NamedTuple):
     """Bytes of the largest buckets of a rank."""
 
     size: Law
-    """Of several parameters, if they do not reach the limit."""
+    """Bytes of a bucket of several parameters below the limit."""
     limit: Size
     alone: Size
-    """Of one parameter. Shape: [3, n]."""
+    """Bytes of the largest bucket of one parameter. Shape: [3, n]."""
 
 
 class Made(NamedTuple):
     """Buffers that are in use at a time, of the size of the largest bucket of several parameters."""
 
     filled: Size
-    """Where reductions are awaited before further gradients come."""
+    """Number where reductions are awaited before further gradients come."""
     spread: Size
-    """These where one bucket has gradients of several stages of a rank, and so is never empty."""
+    """Number where one bucket has gradients of several stages of a rank, and so is never empty."""
     once: Size
-    """With those that are reduced, of one microbatch whose gradients a single bucket has."""
+    """Number, those being reduced included, for one microbatch whose gradients fit one bucket."""
     several: Size
 
 
 class Buckets(NamedTuple):
-    """What divided gradients and the update need of a rank, beside its states."""
+    """Buffers that a rank needs for divided gradients and the update, in addition to its states."""
 
     divided: Largest
     made: Made
     more: Size
     """Buffers that the largest parameter takes if it has none of its own. Shape: [3, n]."""
     spread: Size
-    """These where a bucket of others is never empty. Shape: [3, n]."""
+    """Such buffers where a bucket of several stages is never empty. Shape: [3, n]."""
     put_off: Law
-    """Bytes of all buffers where weight gradients are put off, and so many buckets are filled at a time."""
+    """Bytes of all buffers where weight gradients are deferred, so that several buckets fill at a time."""
     reduced: Size
-    """Buffers of these that are there only if reductions are not awaited."""
+    """Number of these buffers that exist only if reductions are not awaited."""
     widened: Largest
-    """In master precision, of the part that the rank updates."""
+    """Largest buckets of the part that the rank updates, in master precision."""
 
     def filled(self, ranks: Ranks, is_split: Array, overlaps: Array) -> Array:
         """Return the bytes of the buffers of divided gradients. Shape: [3, n]."""
@@ -129,7 +129,7 @@ def _largest(
 def buckets_of(
     run: Run, units: Sequence[OfUnit], law: Callable[[Callable[[OfUnit], float], Sequence[OfUnit]], Law]
 ) -> Buckets:
-    """Return the buckets of a run's ranks, given those of its `needed` units."""
+    """Return the buckets of a run's ranks, given the buckets of its `needed` units."""
     each, is_widened = parameter_bytes(run).gradient, not (run.fp32_gradients or run.plan.offload_optimizer)
 
     def largest(size: int, of: Callable[[OfUnit], tuple[float, float, float]]) -> Largest:

@@ -61,11 +61,11 @@ class Details(NamedTuple):
 
     seconds: Array
     memory: list[Parts]
-    """Memory at the moments of which one needs most."""
+    """Memory at several moments of the step, one of which needs most."""
     passes: Work
-    """Seconds of a microbatch in the first stage, in those between and in the last. Shape: [3, n]."""
+    """Seconds of a microbatch in the first, a middle and the last stage. Shape: [3, n]."""
     hops: Hops
-    """Seconds of its transfers that pass while no rank waits for them."""
+    """Seconds of a microbatch's transfers that no rank waits for."""
 
 
 class ClosedForm:
@@ -298,7 +298,7 @@ class ClosedForm:
         own, each = np.where(is_gpipe, m, of_last), np.where(v > 1, 2, 1)
 
         def parts_of(kind: int, layers: Array, ahead: Array, under_way: Array | int) -> Parts:
-            """Return the memory of a rank with so many `ahead` of it, receiving `under_way` more tensors."""
+            """Return the memory of a rank with `ahead` ranks before it, receiving `under_way` more tensors."""
             in_flight = np.minimum(every, own + each * ahead)
             chunk = law.one - law.layer + law.layer * layers / v
             with_ends = np.where(v > 1, np.minimum(m, p) if kind == FIRST else 1, in_flight)
@@ -333,7 +333,7 @@ def units_of(period: int) -> tuple[Stage, ...]:
 
 
 def needed(pp: int, units: tuple[T, ...]) -> tuple[T, ...]:
-    """Return those of `units_of` that a `Law` is used with: without a pipeline, or with one of several ranks."""
+    """Return the units of `units_of` that a `Law` is used with: without a pipeline, or with one of several ranks."""
     return (*units[:2], *(units[2:4] if pp > 1 else units[4:]))
 
 

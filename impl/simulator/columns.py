@@ -25,11 +25,11 @@ class Ranks(NamedTuple):
     layers: Size
     """Layers of a rank over all its chunks. Shape: [3, n]."""
     missing: Size
-    """Layers that the ranks between lack in total, compared with all being the fullest."""
+    """Number of layers that the middle ranks lack in total, compared with all being the fullest."""
     second: Size
-    """Layers of the second rank, which has more microbatches in flight than others between."""
+    """Layers of the second rank, which has more microbatches in flight than other middle ranks."""
     behind: Size
-    """Ranks that come after the first of the fullest between."""
+    """Number of ranks after the first of the fullest middle ones."""
     m: Size = 0
     schedule: Size = 0
 
@@ -47,7 +47,7 @@ class Law(NamedTuple):
 
     layer: Size
     one: Size
-    """Quantity with one layer and no end; below with one layer and the ends that are named."""
+    """Quantity with one layer and neither end of the model; the fields below: with one layer and the named ends."""
     first: Size
     last: Size
     whole: Size
@@ -95,11 +95,11 @@ class Held(NamedTuple):
 
     reducing: Law
     summing: Law
-    """Over ZeRO's replicas."""
+    """Seconds of sums over ZeRO's replicas."""
     gathering: Law
     updating: Law
     parameters: Law
-    """Bytes; so are gradients and optimizer."""
+    """Bytes of parameters; `gradients` and `optimizer` are bytes, too."""
     gradients: Law
     optimizer: Law
     tied: Size
@@ -107,7 +107,7 @@ class Held(NamedTuple):
     gathered: Size
     """Bytes of gathered parameters by kind of rank."""
     buckets: Any
-    """As `impl.simulator.buckets` has them."""
+    """Needs of divided gradients and of the update (`impl.simulator.buckets.Buckets`)."""
 
 
 class Kept(NamedTuple):

@@ -19,21 +19,22 @@ class Habits:
 
     source: str = ""
     stages: Literal["even"] | None = None
-    """even: as many layers in every pipeline stage; None: the head's weight is counted, as our own engine does."""
+    """Division of layers into pipeline stages; even: equal numbers; None: the head's weight is counted, as our own
+    engine does."""
     dropout: Fraction | None = None
     fp32_gradients: bool | None = None
     overlap_input_grad_reduce: bool | None = None
     overlap_grad_reduce: bool | None = None
     gathers_ahead: bool = False
-    """Whether ZeRO's stages 1 and 2 gather parameters beside the next step's first forward passes, if asked to."""
+    """Whether ZeRO's stages 1 and 2 can gather parameters during the next step's first forward passes."""
     bucket_per_rank: PositiveInt | None = None
-    """Bytes of a bucket of gradients for each data-parallel rank, at least, so that a ring's parts stay large."""
+    """Smallest bucket of gradients in bytes for each data-parallel rank, so that a ring's parts stay large."""
     owns_tensors: bool = False
     """Whether ZeRO's stage 1 gives each tensor one owner: gradients are all-reduced, and every owner broadcasts."""
     fetches_at_ends: bool = False
-    """Whether stages between the model's ends fetch no microbatch: none of its seconds there, whatever its size."""
+    """Whether only the pipeline's first and last stage fetch microbatches, so that the others need no time for it."""
     fuses_gradients: bool = False
-    """Whether products of weights' gradients add them to their sum themselves, where that is in fp32."""
+    """Whether the products for weight gradients add to the fp32 sum themselves."""
     routes_parts: bool = False
     """Whether a sequence-parallel rank sends its own part of the tokens to experts (`impl.simulator.routing`)."""
     imbalance: ShareOfMean | None = None

@@ -39,9 +39,10 @@ class Moved(NamedTuple):
     forward: float = 0.0
     backward: float = 0.0
     weight: float = 0.0
-    """With the weights' gradients."""
+    """Bytes that belong to the weight gradients."""
     where: Literal["own", "sent", "arrived"] = "own"
-    """Of what: the rank's own tokens; those as rows on their way to experts and back; rows that its experts get."""
+    """Tokens that it counts: the rank's own; those as rows on their way to experts and back; or rows that its experts
+    get."""
 
 
 class Block(NamedTuple):
@@ -51,7 +52,7 @@ class Block(NamedTuple):
     core: Core | None
     moved: tuple[Moved, ...]
     scores: tuple[Moved, ...]
-    """What the core moves besides where it is not fused."""
+    """Further elementwise work of attention's core where it is not fused."""
     collectives: tuple[Collective, ...]
 
 

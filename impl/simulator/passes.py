@@ -38,7 +38,7 @@ class Passes(NamedTuple):
     """Seconds of the input gradient alone, with communication no longer hidden by weight gradients."""
     weight_gradient: float = 0.0
     tensor_parallel: float = 0.0
-    """Seconds of waits for tensor-parallel ranks, forward and backward together; so for the fields below."""
+    """Seconds of waits for tensor-parallel ranks, forward and backward together, as in the fields below."""
     context: float = 0.0
     """Seconds of waits for the ranks that share sequences."""
     pipeline: float = 0.0
@@ -114,7 +114,7 @@ def _ranks(system: System, run: Run, over: str) -> Group:
 
 
 def adjacent(plan: Plan, degree: int) -> Plan:
-    """Return the plan with so many of its tensor-parallel ranks as such, and the others as data-parallel ones."""
+    """Return the plan with a smaller tensor-parallel degree, the other ranks being data-parallel."""
     return plan if degree == plan.tp else replace(plan, tp=degree, tp3=None, dp=plan.dp * plan.tp // degree)
 
 

@@ -228,7 +228,7 @@ def _unchanged(rows: Rows, laps: Sequence[_Lap], most: int) -> int:
 
 
 def _are_alike(rows: Rows, first: _Lap, *others: _Lap) -> bool:
-    """Return True if as many transfers are under way, and the same actions are next, after each lap."""
+    """Return True if after both laps the same actions are next, with equally many transfers under way."""
     return all(lap.held == first.held for lap in others) and all(
         _next(rows, lap) == _next(rows, first) for lap in others
     )

@@ -27,20 +27,20 @@ class States(NamedTuple):
     """Parameters whose moments the rank has."""
     tensors: int
     shares: tuple[float, ...]
-    """Shares of its parameters in each of its stages."""
+    """Share of the rank's parameters in each of its stages."""
     layers: tuple[float, ...]
-    """`blocks_of` each of its stages."""
+    """Number of blocks (`blocks_of`) in each of its stages."""
 
 
 class Moving(NamedTuple):
     """Seconds of a rank's collectives for gradients and parameters in a step."""
 
     reducing: float
-    """Of gradients, but for replicas."""
+    """Seconds of reducing gradients, without those over replicas."""
     summing: float
-    """Of gradients over ZeRO's replicas, once a step at every stage."""
+    """Seconds of summing gradients over ZeRO's replicas, once a step at every stage."""
     gathering: float
-    """Of parameters."""
+    """Seconds of gathering parameters."""
 
 
 def states(place: Place) -> States:

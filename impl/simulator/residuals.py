@@ -34,7 +34,7 @@ class Residuals:
     places: list[Coordinates]
     logs: list[float]
     noises: list[PositiveFloat]
-    """Standard deviation of what a measurement of each adds."""
+    """Standard deviation of the noise of each measurement."""
     width: PositiveFloat = 1.645
     """Half of an interval that holds nine tenths of such rows, in standard deviations."""
 
@@ -60,7 +60,7 @@ class Residuals:
         return float(np.sqrt(max(0.0, self.sd**2 - near @ self._inverse @ near) + (NOISE * self.sd) ** 2))
 
     def left_out(self) -> tuple[np.ndarray, np.ndarray]:
-        """Return each row's distance from what the others expect there, and its standard deviation, as logarithms."""
+        """Return the logarithm of each row over its prediction from the other rows, and its standard deviation."""
         variance = 1 / np.diag(self._inverse)
         return self._weights * variance, np.sqrt(variance)
 
@@ -72,7 +72,7 @@ class Residuals:
 
     @cached_property
     def covariance(self) -> np.ndarray:
-        """Of the rows' measurements."""
+        """Return the covariance of the rows' measurements."""
         return self.near(np.array(self.places)) + np.diag(np.square(self.noises))
 
     @cached_property

@@ -16,7 +16,7 @@ class Taken:
 
     least: NonNegativeFloat
     value: NonNegativeFloat
-    """Bytes that are taken for likely."""
+    """Bytes that are most likely taken."""
     most: NonNegativeFloat
     source: str
 
@@ -38,12 +38,12 @@ OF_GPUS = Taken(0.0, 8.7e9, 17.0e9, "11 trials of BLOOM; 10 runs of torchtitan (
 
 
 def taken_of(kind: str) -> Taken:
-    """Return what the memory of a kind of device, `cuda` or `cpu`, has where its software is not known."""
+    """Return the bytes taken on a kind of device, `cuda` or `cpu`, whose software is not known."""
     return OF_GPUS if kind == "cuda" else NOTHING
 
 
 def fit(size: float, memory: float, taken: Taken) -> Fit:
-    """Return whether tensors of so many bytes fit a device's memory, with the most and the least that else is taken.
+    """Return whether tensors fit a device's memory, with the most and the least bytes that are taken besides them.
 
     Args:
         size: bytes of the tensors at the moment when they are most.

@@ -81,7 +81,7 @@ def _scaled(moved: Moved, by: float) -> Moved:
 
 
 def _sent(run: Run, collectives: tuple[Collective, ...], factor: float, parts: int) -> Iterator[Collective]:
-    """Yield the collectives with those of what experts take and give as large as they are."""
+    """Yield the collectives, those to and from experts with the bytes that are sent."""
     sizes, left = Sizes(run), list(collectives)
     rows, each = sizes.activations * run.model.choices, sizes.activations
     if parts > 1:

@@ -49,9 +49,9 @@ class Way(NamedTuple):
     """Way out of a unit of a network's level that a group's ranks leave."""
 
     per_unit: Size
-    """Ranks of the group in one unit."""
+    """Number of the group's ranks in one unit."""
     rate: Size
-    """Bytes/s that each group of this kind has of it."""
+    """Bandwidth in bytes/s that each group of this kind has."""
 
 
 class Group(NamedTuple):
@@ -59,9 +59,9 @@ class Group(NamedTuple):
 
     ranks: Size
     per_node: Size
-    """Ranks of the group on one node."""
+    """Number of the group's ranks on one node."""
     sharing: Size
-    """Groups of this kind with ranks on one node."""
+    """Number of groups of this kind with ranks on one node."""
     ways: tuple[Way, ...] = ()
     """Ways out of the units of further levels of the network."""
 
@@ -76,13 +76,13 @@ def group(axes: tuple[str, ...], plan: Plan, system: System) -> Group:
 
 
 def strided(ranks: int, stride: int, plan: Plan, system: System) -> Group:
-    """Return a group of so many ranks, each that many places behind the one before."""
+    """Return a group of ranks, each `stride` places behind the one before."""
     within = lambda size: min(ranks, max(1, size // stride))
     return placed(ranks, plan.world_size // ranks, system, within)
 
 
 def placed(ranks: int, groups: int, system: System, within: Callable[[int], int]) -> Group:
-    """Return one of so many groups of so many ranks, of which `within(size)` are among as many adjacent devices."""
+    """Return one of equal groups of ranks, `within(size)` of which are among `size` adjacent devices."""
     sharing = lambda size: max(1, min(groups, size // within(size)))
     node = system.node.size.value
     levels = [(level.size.value, system.rate_out(level)) for level in system.levels]
@@ -91,7 +91,7 @@ def placed(ranks: int, groups: int, system: System, within: Callable[[int], int]
 
 
 def _within(axes: tuple[str, ...], plan: Plan, size: int) -> int:
-    """Return how many of the ranks that differ in these axes are among so many adjacent devices."""
+    """Return how many of the ranks that differ in these axes are among `size` adjacent devices."""
     ranks, within, stride = 1, 1, 1
     for axis in AXES[::-1] if "cp" in axes else PLACED:
         degree = getattr(plan, axis)

@@ -95,7 +95,7 @@ class Device:
         return self.framework_bytes or taken_of(self.kind)
 
     def fit(self, size: float) -> Fit:
-        """Return whether tensors of so many bytes fit."""
+        """Return whether tensors of a number of bytes fit."""
         return fit(size, self.memory_bytes.value, self.taken)
 
 
@@ -122,7 +122,7 @@ class Level:
     size: Count
     """Devices of one unit of the level."""
     way_out: Number
-    """Bandwidth out of a unit, of all of its links together, in bytes/s and each direction."""
+    """Bandwidth out of a unit, of all of its links together, in bytes/s in each direction."""
 
 
 @dataclass(config=CONFIG)
@@ -224,8 +224,8 @@ class System:
     """Constants that differ from CONSTANTS."""
     calibration: Calibration | None = None
     row_sd: PositiveFloat = 0.02
-    """Standard deviation of log measured over predicted seconds that weighs rows against the constants' priors: what
-    steps differ by for reasons that no field of a run has. Runs of PTD-P differ by as much on another cluster."""
+    """Standard deviation of log measured over predicted seconds that weighs rows against the constants' priors, for
+    what no field of a run explains. Runs of PTD-P differ by as much on another cluster."""
     habits: Habits = Habits()
     """Settings of fields that a run does not give; predictions are of `habits.of(run, given)`."""
     defaults: dict[str, Any] = Field(default_factory=dict)

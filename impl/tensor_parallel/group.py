@@ -23,7 +23,7 @@ class Part(NamedTuple):
     of: int
 
     def rows(self, own: int) -> list[range]:
-        """Return the places of its rows in the whole, if it has so many."""
+        """Return the ranges, in the whole, of the rows of a part that has `own` rows."""
         return [range(self.index * own, (self.index + 1) * own)]
 
 
@@ -41,7 +41,7 @@ class TensorParallel:
     group: dist.ProcessGroup
     sequence_parallel: bool
     overlap: bool
-    """Reduce input gradients while weight gradients are computed."""
+    """Whether input gradients are reduced while weight gradients are computed."""
     weight_gradients: WeightGradients | None = None
     """Object that adds the weight gradients of layers' matrices to their sums; None: autograd does."""
     neighbours: dist.ProcessGroup | None = None

@@ -21,11 +21,11 @@ class Shard:
     size: int
     """Size of the whole parameter along the dim."""
     blocks: tuple[int, ...] = ()
-    """Sizes of blocks that are split one by one, as of queries, keys and values of all heads; empty: one block."""
+    """Sizes of blocks that are split one by one, as queries, keys and values of all heads; empty: one block."""
     padding: int = 0
     """Zeros after the whole parameter that make it divisible."""
     over_heads: ClassVar[bool] = True
-    """Whether ranks of other heads have other parts; of a grid, those of other features may instead."""
+    """Whether ranks of other heads have other parts; in a grid, ranks of other features may instead."""
 
     def take(self, whole: Tensor, part: Part) -> Tensor:
         """Return a rank's part of the whole parameter."""

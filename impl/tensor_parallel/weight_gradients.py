@@ -11,7 +11,7 @@ Owed = list[Callable[[], None]]
 
 
 class Sums(Protocol):
-    """Where gradients are summed over microbatches."""
+    """Sums of gradients over microbatches."""
 
     def add_product(self, parameter: Any, a: Tensor, b: Tensor) -> None:
         """Add a^T b."""
@@ -28,7 +28,7 @@ class WeightGradients:
     """
 
     sums: Sums
-    """Set when there are any: the model is made first."""
+    """Sums that gradients are added to; set once the model exists."""
 
     def __init__(self) -> None:
         self.owed: Owed | None = None

@@ -24,9 +24,9 @@ class ReductionGroup(NamedTuple):
     copies: Sequence[dist.ProcessGroup] = ()
     """Groups whose ranks have the same parameters and gradients without being in `group`."""
     replicas: dist.ProcessGroup | None = None
-    """Ranks of other groups that own the same, over which it is summed once a step."""
+    """Ranks of other groups that own the same part, over which it is summed once a step."""
     ends: dist.ProcessGroup | None = None
-    """Ranks at both ends of the pipeline, over which what is owned is summed at last."""
+    """Ranks at both ends of the pipeline, over which the owned part of tied weights is summed last."""
 
 
 class Bucket:

@@ -23,7 +23,7 @@ class _Reduction(NamedTuple):
     bucket: Bucket
     pending: Pending
     is_last: bool = True
-    """No later one of the step adds to the bucket."""
+    """True if no later reduction of the step adds to the bucket."""
     flat: Tensor | None = None
     """Tensor being reduced, where it is released afterwards."""
     buffer: Tensor | None = None
@@ -131,7 +131,7 @@ class Gradients:
         self._close(parameter)
 
     def _open(self, bucket: Bucket, parameter: nn.Parameter, memory: Tensor | None = None) -> Tensor:
-        """Where the parameter's gradient is accumulated; where there is no such place yet, in that memory if given."""
+        """Return the tensor that accumulates the parameter's gradient; a new one is in the given memory, if any."""
         if bucket.flat is None:
             self.settle(REDUCTIONS - 1)
             bucket.flat = self._buffer(bucket) if memory is None else memory
