@@ -54,7 +54,7 @@ class ContextParallel:
         return [rank] if self.chunks == self.group.size() else [rank, self.chunks - 1 - rank]
 
     def places(self, length: int, device: torch.device | None = None) -> Tensor:
-        """Return the places, in whole sequences, of the tokens of which this rank has `length`. Shapes: [l]."""
+        """Return the positions, in whole sequences, of this rank's `length` tokens of each. Shapes: [l]."""
         own, size = self.own_chunks, length * self.group.size() // self.chunks
         return torch.cat([torch.arange(chunk * size, (chunk + 1) * size, device=device) for chunk in own])
 
@@ -83,7 +83,7 @@ class ContextParallel:
         return Rows(*part, self.seq_len // self.chunks, self.chunks, self.own_chunks)
 
     def heads(self, part: Part) -> Part:
-        """Return the part in all heads of those whose whole sequences meet here, of a rank with this part."""
+        """Return the part of all heads whose whole sequences this rank attends to, given its tensor-parallel part."""
         return Part(part.index * self.group.size() + self.group.rank(), part.of * self.group.size())
 
     @untraced  # collectives are not traced
@@ -264,7 +264,7 @@ MOST_FEATURES = 256
 
 
 def has_flash(q: Tensor) -> bool:
-    """Whether the device has a fused kernel for these that returns logarithms."""
+    """Return True if the device has a fused kernel for these tensors that returns logarithms."""
     return q.device.type == "cpu" or (q.element_size() == 2 and q.shape[-1] % 8 == 0 and q.shape[-1] <= MOST_FEATURES)
 
 
@@ -323,7 +323,7 @@ def _by_head(x: Tensor) -> Tensor:
 
 
 def pass_on(x: Tensor, group: dist.ProcessGroup) -> Pending:
-    """Begin to send to the next rank, and to receive what the one before sends; x must not be written to meanwhile."""
+    """Begin to send to the next rank and to receive from the previous one; x must not be written to meanwhile."""
     count("send", x, group)
     into, rank, ranks = torch.empty_like(x), group.rank(), group.size()
     send = dist.P2POp(dist.isend, x, group=group, group_peer=(rank + 1) % ranks)

@@ -7,7 +7,7 @@ from impl.fields import CHECKED, Count
 
 @dataclass(frozen=True, kw_only=True, config=CHECKED)
 class EvaluationConfig:
-    """Which evaluations run, when, and by which rule."""
+    """Evaluations to run: which, when, and by which rules."""
 
     every: Count = 0
     """Steps between validations; 0: only after the last step."""

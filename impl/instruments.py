@@ -210,7 +210,7 @@ class Tracked(TorchDispatchMode):
         self._time += 1
 
     def parts(self, held: Held) -> dict[str, int]:
-        """Return bytes at the fullest moment of what was declared, of activations that autograd kept, and of the rest.
+        """Return bytes at the fullest moment: of declared tensors, of activations that autograd kept, and of the rest.
 
         What was declared and lies elsewhere than on the device is `host`, where there is any.
         """
@@ -239,7 +239,7 @@ def gradients_under_way(trainer: Trainer) -> list[Tensor]:
 def tracked(
     held: Held, device: torch.device, passing: Callable[[], Iterable[Tensor]] = lambda: ()
 ) -> Iterator[Tracked]:
-    """Count what is on the device while operations inside run; they become slower.
+    """Count the memory on the device while operations inside run; they become slower.
 
     What was there before is counted if it was declared; what an operation needs within itself is not counted.
 

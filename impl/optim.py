@@ -187,7 +187,7 @@ class MasterAdamW:
 
     @property
     def updates(self) -> int:
-        """Steps taken, for the moments' bias correction."""
+        """Number of updates so far, for the moments' bias correction."""
         return self._updates
 
     @updates.setter

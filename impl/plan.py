@@ -65,17 +65,17 @@ class Plan:
 
     @property
     def y(self) -> int:
-        """Tensor-parallel ranks that divide the hidden features between split blocks: one, unless `tp3` says so."""
+        """Tensor-parallel ranks that divide the hidden features between split blocks: 1 without `tp3`."""
         return self.tp3[1] if self.tp3 else 1
 
     @property
     def x(self) -> int:
-        """Those that divide heads, the MLP's features and the vocabulary."""
+        """Tensor-parallel ranks that divide heads, the MLP's features and the vocabulary: t / y."""
         return self.tp3[0] if self.tp3 else self.tp
 
     @property
     def dp_cp(self) -> int:
-        """Ranks that have the same parameters and other tokens: the context-parallel ones of all data-parallel ranks.
+        """Number of ranks with the same parameters and different tokens: data- times context-parallel degree.
 
         Gradients are summed, and ZeRO's stages split, over them, as in Megatron-Core.
         """
@@ -83,7 +83,7 @@ class Plan:
 
     @property
     def is_ring(self) -> bool:
-        """True if keys and values go round the context-parallel ranks."""
+        """True if keys and values pass around a ring of the context-parallel ranks."""
         return self.cp > 1 and self.cp_attention == "ring"
 
     @property
@@ -93,7 +93,7 @@ class Plan:
 
     @property
     def cp_chunks(self) -> int:
-        """Equal parts of a sequence that context parallelism hands out: one a rank, or two where a ring is balanced."""
+        """Number of equal parts of a sequence in context parallelism: one a rank, or two in a balanced ring."""
         return self.cp * (1 + self.is_ring)
 
     @property
@@ -103,5 +103,5 @@ class Plan:
 
     @property
     def replicas(self) -> int:
-        """Groups of these, each of which has a copy of what they split."""
+        """Number of groups of `zero` ranks, each of which has a copy of the states."""
         return self.dp_cp // self.zero

@@ -6,7 +6,7 @@ from impl.recipe import Recipe
 
 
 class LossScale:
-    """Halved at every step whose gradients overflow, doubled after `loss_scale_window` steps in a row that do not.
+    """Loss scale of fp16: halved at a step whose gradients overflow, doubled after `loss_scale_window` steps without.
 
     Source: Micikevicius et al. 2018 (1710.03740), section 3.2. For other precisions than fp16 it is 1 and stays 1.
     """

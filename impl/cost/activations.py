@@ -92,12 +92,12 @@ class _Rank(Sizes):
 
     @property
     def wide(self) -> int:
-        """Size of an element of what is computed in fp32 at least."""
+        """Bytes of an element of tensors that are computed in fp32 at least."""
         return max(self.e, 4)
 
     @property
     def own_tokens(self) -> int:
-        """Tokens of the rank between split blocks."""
+        """Number of the rank's tokens between split blocks."""
         return self.tokens // self.parts
 
     @property

@@ -49,7 +49,7 @@ class Core(NamedTuple):
 
     @property
     def flops(self) -> int:
-        """FLOPs of all executions, every token attending to the whole sequence; a causal kernel may skip half."""
+        """FLOPs of all executions, with every token attending to the whole sequence; a causal kernel may skip half."""
         one = 2 * self.batch * self.heads * self.seq_len**2 * self.head_size
         return one * (2 * self.forwards + 4 * self.backwards)
 

@@ -84,7 +84,7 @@ def _in_place_of_mlp(config: ModelConfig) -> int:
 
 
 class Parameter(NamedTuple):
-    """Parameter as one rank has it."""
+    """Parameter, or part of one, on one rank."""
 
     name: str
     shape: tuple[int, ...]

@@ -103,7 +103,7 @@ class Sizes:
 
     @cached_property
     def projected(self) -> int:
-        """Bytes of those that it projects itself: a part only of a head that it shares."""
+        """Bytes of the queries, keys and values that the rank projects itself: a part only of a head that it shares."""
         return self.features * sum(self.run.model.qkv_sizes) // self.run.model.hidden_size
 
     @cached_property
@@ -115,12 +115,12 @@ class Sizes:
 
     @property
     def widened(self) -> int:
-        """Bytes of what an MLP's first product gives: with a gate [n, 2 f / t]."""
+        """Bytes of the output of an MLP's first product: with a gate [n, 2 f / t]."""
         return self.inner * len(self.run.model.mlp_outputs)
 
     @property
     def before_function(self) -> int:
-        """Bytes of that which the MLP's function keeps: none of its own if it needs its result only."""
+        """Bytes that the MLP's function keeps: none of its own if its backward pass needs only its result."""
         return 0 if self.run.model.mlp == "relu" else self.widened
 
     @property

@@ -88,7 +88,7 @@ class Families:
 
     @property
     def nats_per_token(self) -> float:
-        """The same over all tokens, of which the end of a sequence takes none."""
+        """Nats of a token, at least: `nats_of_known` spread over all tokens, as the end of a sequence takes none."""
         length = self.ancestors.shape[1]
         return self.nats_of_known * length / (length + 1)
 

@@ -31,7 +31,7 @@ class Begin(NamedTuple):
 
 
 class Wait(NamedTuple):
-    """A rank goes on, or its device does, when what it began at this place of its log has ended."""
+    """Wait of a rank, or of its device, for the end of what it began at this place of its log."""
 
     of: int
 
@@ -44,7 +44,7 @@ Standing = Callable[[int], int]
 
 
 def named(ranks: Iterable[int], most: int = 8) -> str:
-    """Return ranks in words; of many only some."""
+    """Return ranks in words, at most a few of them by number."""
     ranks = list(ranks)
     shown = ", ".join(map(str, ranks[:most]))
     return f"ranks {shown}{f' and {len(ranks) - most} more' if len(ranks) > most else ''}"

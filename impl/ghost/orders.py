@@ -17,7 +17,7 @@ SHOWN = 4
 
 
 def problems(logs: Logs, standing: Standing = lambda rank: rank) -> list[str]:
-    """Return all that is wrong, one line each: the first difference of every group and pair, else what hangs or lacks.
+    """Return all errors, one line each: the first difference of every group and pair, else what hangs or is missing.
 
     A hang is only looked for where the orders are equal: without that, it has another cause.
     """
@@ -100,7 +100,7 @@ class _Rank:
         self._front = 0
 
     def heads(self) -> Iterator[tuple[int, Begin]]:
-        """Yield what could end now as far as this rank is concerned."""
+        """Yield the entries that this rank would let end now."""
         while self._front < len(self._waits):
             wait = self.log[self._waits[self._front]]
             assert isinstance(wait, Wait)

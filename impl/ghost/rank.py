@@ -184,7 +184,7 @@ class Repeating(Engine):
 
 
 def refusals(run: Run, device: str) -> list[str]:
-    """Return why a run cannot be executed so, one line each."""
+    """Return the reasons why a run cannot be executed without devices, one line each."""
     found = run.untrainable()
     valid = {
         f"engine {run.engine} is not executed without its ranks; valid: native": run.engine != "native",

@@ -52,7 +52,7 @@ class _Transfer(NamedTuple):
 
 
 class Recorder:
-    """Stands in `impl.collectives` and `impl.context_parallel` where they have torch.distributed.
+    """Replacement of torch.distributed in `impl.collectives` and `impl.context_parallel`.
 
     Args:
         backend: of the groups, as the modules are to see it: gloo has no reduce-scatter of its own there.
@@ -137,7 +137,7 @@ def recorded(backend: str, *, is_real: bool) -> Iterator[Recorder]:
 
 @contextmanager
 def instead(where: Any, **others: Any) -> Iterator[None]:
-    """Put other values in place of some attributes."""
+    """Replace some attributes by other values inside."""
     usual = {name: getattr(where, name) for name in others}
     for name, other in others.items():
         setattr(where, name, other)

@@ -119,7 +119,7 @@ class Counting(Tracked):
         return memory is not None and memory.is_kept
 
     def parts_of(self, one: Trainer) -> dict[str, int]:
-        """Return `parts` of what the trainer holds."""
+        """Return `parts` of the tensors that the trainer holds."""
         held = one.held()
         with torch._C.DisableTorchFunction():
             return self.parts(held)

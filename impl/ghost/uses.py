@@ -48,13 +48,13 @@ class UnderWay:
             self._storages.setdefault(place, set()).add(name)
 
     def end(self, place: int) -> None:
-        """Note that what began at this place of the log is awaited, or was used too early already."""
+        """Note that the transfer from this place of the log was waited for, or was used too early already."""
         for name in self._storages.pop(place, ()):
             self._spans[name].pop(place, None)
             self._spans[name].pop(~place, None)
 
     def look(self, operation: Any, args: Sequence[Any], kwargs: Mapping[str, Any]) -> None:
-        """Look whether an operation reads or writes what is under way."""
+        """Check whether an operation reads or writes a tensor under way."""
         if not self._storages or operation.is_view or operation.overloadpacket in UNREAD:
             return
         for tensor, is_written in _operands(operation, args, kwargs):

@@ -219,7 +219,7 @@ class ModelConfig:
 
     @property
     def mlp_inner(self) -> int:
-        """Features between an MLP's products, f."""
+        """Inner width of an MLP, f."""
         return self.mlp_size or 4 * self.hidden_size
 
     @property
@@ -243,7 +243,7 @@ class ModelConfig:
 
     @property
     def active_weights(self) -> int:
-        """Weights of all layers' matrices by which each token is multiplied, where it meets all experts it may."""
+        """Weights of all layers' matrices by which each token is multiplied, if no expert drops it."""
         if not self.experts:
             return self.num_layers * self.layer_weights
         each = len(self.mlp_outputs) + 1
@@ -263,12 +263,12 @@ class ModelConfig:
 
     @property
     def choices(self) -> int:
-        """Experts that a token meets in a layer."""
+        """Number of experts that a token is sent to in a layer."""
         return self.expert_prototypes * self.experts_per_token
 
     @property
     def expert_inner(self) -> int:
-        """Features between an expert's products."""
+        """Inner width of an expert."""
         return self.expert_size or self.mlp_inner
 
     def vocabulary(self, tokenizer_size: int) -> int:

@@ -28,7 +28,7 @@ LOAD = 2.0**-50
 
 
 class Routing(NamedTuple):
-    """Which of the k choices of n tokens are carried out, in the order of the experts, and what they count."""
+    """Routing of n tokens with k choices each: the choices that are carried out, in the order of the experts."""
 
     order: Tensor
     """Index of a choice, token by token: the i-th token's are i k to (i + 1) k. Shapes: [m]."""
@@ -39,7 +39,7 @@ class Routing(NamedTuple):
 
 
 class Experts(nn.Module):
-    """y = sum of p_e e(x) over the experts e that a token meets, and a shared expert's output where there is one.
+    """y = sum of p_e e(x) over the experts e of a token, and a shared expert's output where there is one.
 
     Source: Shazeer et al. 2017 (1701.06538); prototypes: M6-T (2105.15082).
     Shapes: [n, h] -> [n, h] (sequence parallel: [n / t, h]).

@@ -136,11 +136,11 @@ class Norms(nn.Module):
         self.residual, self.factor = config.norms.residual(config.num_layers), config.norms.input_factor(index + 1)
 
     def into(self, x: Tensor) -> Tensor:
-        """Return the block's input."""
+        """Return the input of the residual block's attention or MLP: c input(x)."""
         return self.input(x) if self.factor == 1.0 else self.input(x) * self.factor
 
     def add(self, x: Tensor, change: Tensor) -> Tensor:
-        """Return the block's result."""
+        """Return the residual block's output: sum(r x + output(change))."""
         return self.sum(torch.add(self.output(change), x, alpha=self.residual))
 
 

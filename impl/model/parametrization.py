@@ -58,7 +58,7 @@ def depth_of_initial(config: ModelConfig, recipe: Recipe) -> int:
 
 
 def norm_before_head(config: ModelConfig) -> str:
-    """Return the name of the norm whose output is multiplied by the token embedding alone, or nothing."""
+    """Return the name of the norm whose output only the token embedding multiplies; empty if there is none."""
     if config.family == "bert":
         return "token_norm"
     if config.norms.final:

@@ -71,7 +71,7 @@ def zero_stage(run: Run) -> int:
 
 
 def prepare() -> None:
-    """Let DeepSpeed use the process group that there is, and be quiet."""
+    """Let DeepSpeed use the existing process group, and silence its log."""
     deepspeed.logger.setLevel(logging.WARNING)
     # without this it looks for compilers, and compiles collectives of its own for a minute
     deepspeed.ops.__dict__.setdefault("__compatible_ops__", {})

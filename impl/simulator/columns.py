@@ -122,7 +122,7 @@ class Kept(NamedTuple):
 
 
 def columns(rows: Sequence[T], which: Array) -> Any:
-    """Return equal tuples as one, with a column in place of each number: [n], or [3, n] of numbers by kind of rank."""
+    """Return tuples of one type as one tuple of columns: [n], or [3, n] of numbers by kind of rank."""
     kind = type(rows[0])
     if issubclass(kind, tuple) and kind is not tuple:
         return kind(*(columns(of, which) for of in zip(*rows, strict=True)))  # type: ignore[arg-type]

@@ -15,7 +15,7 @@ ShareOfMean = Annotated[float, Field(ge=1.0)]
 
 @dataclass(frozen=True, config=CHECKED)
 class Habits:
-    """Fields of a run as a software has them where a run does not give them; None: as the run has them."""
+    """Values that a software gives to fields of a run that are not given; None: the run's own."""
 
     source: str = ""
     stages: Literal["even"] | None = None
@@ -45,7 +45,7 @@ class Habits:
 
     @property
     def fields(self) -> dict[str, bool | float]:
-        """Fields of a run, by dotted name, that the software has a habit of, with its values."""
+        """Fields of a run that the software sets, by dotted name, with its values."""
         values = {
             "model.dropout": self.dropout,
             "fp32_gradients": self.fp32_gradients,
@@ -72,12 +72,12 @@ class Habits:
         return run if is_set else with_fields(run, {"plan.bucket_bytes": least})
 
     def stages_of(self, run: Run) -> Literal["even"] | None:
-        """Return how layers are shared; what does not come out even is shared as our own engine does."""
+        """Return how stages divide layers; numbers that do not divide evenly are split as by our own engine."""
         return self.stages if run.model.num_layers % (run.plan.pp * run.plan.chunks) == 0 else None
 
     @staticmethod
     def changes(run: Run, done: Run) -> list[str]:
-        """Return in words which settings of a run that was asked for differ in the executed one."""
+        """Return, in words, the settings of a requested run that differ in the executed one."""
         plan = run.plan
         dropout = [f"dropout {done.model.dropout:g}"] if done.model.dropout != run.model.dropout else []
         flags = [("fp32 gradients", done.fp32_gradients, run.fp32_gradients)]

@@ -86,12 +86,12 @@ class Device:
 
     @property
     def room(self) -> float:
-        """Bytes that tensors may take, as far as is known."""
+        """Memory that tensors may take, in bytes, as far as is known."""
         return self.memory_bytes.value - (self.framework_bytes.value if self.framework_bytes is not None else 0.0)
 
     @property
     def taken(self) -> Taken:
-        """Bounds of what its memory has besides tensors."""
+        """Bounds of the memory that is taken besides tensors."""
         return self.framework_bytes or taken_of(self.kind)
 
     def fit(self, size: float) -> Fit:

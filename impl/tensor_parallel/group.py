@@ -84,15 +84,15 @@ class TensorParallel:
 
     @property
     def f(self) -> Pair:
-        """Into a split block."""
+        """Pair of collectives on the input of a split block."""
         return F_SEQUENCE if self.sequence_parallel else F
 
     @property
     def g(self) -> Pair:
-        """Out of a split block."""
+        """Pair of collectives on the output of a split block."""
         return self.f.conjugate
 
     @property
     def gather(self) -> Pair:
-        """To work that every rank does in full on all tokens."""
+        """Pair of collectives on the input of work that every rank does in full on all tokens."""
         return GATHER if self.sequence_parallel else NOTHING
