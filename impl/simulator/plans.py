@@ -62,7 +62,7 @@ class Plans:
 
     @property
     def oddity(self) -> np.ndarray:
-        """Return the number of knobs that differ from their defaults; of equal plans that with the fewest is preferred."""
+        """Return the number of knobs that differ from their defaults; of equal plans that with fewest is preferred."""
         defaults = {name: NAMES[name].index(of) if name in NAMES else of or 0 for name, of in DEFAULTS.items()}
         return sum((self.columns[name] != value).astype(int) for name, value in defaults.items())  # type: ignore
 
