@@ -62,8 +62,9 @@ class Estimate:
             return replace(UNKNOWN, n=min(self.n, other.n))
         if self.causes is not None and other.causes is not None:
             return simulated(self.mean / other.mean, _less(self.causes, other.causes))
-        a, b = (one.standard_error and one.standard_error / one.mean for one in (self, other))
-        return _welch(self.mean / other.mean, self, other, a, b, abs(self.mean / other.mean))
+        mean = self.mean / other.mean
+        a, b = (one and one / other.mean for one in (self.standard_error, other.standard_error))
+        return _welch(mean, self, other, a, b and b * mean)
 
     def __sub__(self, other: "Estimate | float") -> "Estimate":
         """Return the difference to another independent mean, with Welch's interval, or to an exact number."""
@@ -72,7 +73,7 @@ class Estimate:
         if self.causes is not None and other.causes is not None:
             causes = _less(*({name: one.mean * by for name, by in (one.causes or {}).items()} for one in (self, other)))
             return replace(simulated(1.0, causes), mean=self.mean - other.mean, causes=None)
-        return _welch(self.mean - other.mean, self, other, self.standard_error, other.standard_error, 1.0)
+        return _welch(self.mean - other.mean, self, other, self.standard_error, other.standard_error)
 
     def __format__(self, spec: str) -> str:
         """Return the mean as text."""
@@ -84,8 +85,8 @@ class Estimate:
         return replace(self, mean=self.mean * factor, half_width=wide)
 
 
-def _welch(mean: float, one: Estimate, other: Estimate, a: float | None, b: float | None, unit: float) -> Estimate:
-    """Return an estimate whose variance, in squared units, is the sum of two; Welch (1947) gives its freedom."""
+def _welch(mean: float, one: Estimate, other: Estimate, a: float | None, b: float | None) -> Estimate:
+    """Return an estimate whose variance is the sum of two squares; Welch (1947) gives its freedom."""
     n = min((each.n for each in (one, other) if each.half_width != 0), default=1)  # of those that are not exact
     if a is None or b is None or math.isnan(mean):
         return Estimate(mean, None, n)
@@ -93,7 +94,7 @@ def _welch(mean: float, one: Estimate, other: Estimate, a: float | None, b: floa
         return Estimate(mean, 0.0, n, math.inf)
     parts = sum(each**4 / each_one.freedom for each, each_one in ((a, one), (b, other)) if each)
     freedom = variance**2 / parts if parts else math.inf
-    return Estimate(mean, t_quantile(freedom) * math.sqrt(variance) * unit, n, freedom)
+    return Estimate(mean, t_quantile(freedom) * math.sqrt(variance), n, freedom)
 
 
 UNKNOWN = Estimate(math.nan, None, 0)

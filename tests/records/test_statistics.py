@@ -45,6 +45,8 @@ def test_ratio_adds_relative_errors_in_quadrature_with_welchs_freedom() -> None:
     assert ratio.freedom == pytest.approx(freedom)
     assert ratio.half_width == pytest.approx(2.0 * t_quantile(freedom) * math.hypot(*errors))
     assert math.isnan((ratio / Estimate(0.0, 0.1, 3)).mean)
+    noise = Estimate(0.0, 0.3, 3) / Estimate(2.0, 0.1, 5)
+    assert (noise.mean, noise.half_width) == (0.0, pytest.approx(0.15)), "a mean of 0 has an error too"
 
 
 def test_quartiles() -> None:
