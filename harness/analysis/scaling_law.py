@@ -152,14 +152,18 @@ def _starts(logs: np.ndarray) -> np.ndarray:
 
 
 def _drawn(points: Sequence[Point], resamples: int, generator: np.random.Generator) -> np.ndarray:
-    """Return how often each point counts in each resample. Shapes: [resamples, points]."""
+    """Return how much each point counts in each resample. Shapes: [resamples, points].
+
+    Source: Rao and Wu 1988: draws of a run less, each with a larger weight; as many draws as runs vary too little.
+    """
     counts = np.zeros((resamples, len(points)))
     for size in sorted({point.parameters for point in points}):
         runs = sorted({point.run for point in points if point.parameters == size})
-        draws = generator.integers(len(runs), size=(resamples, len(runs)))
+        fewer = max(1, len(runs) - 1)
+        draws = generator.integers(len(runs), size=(resamples, fewer))
         for i, run in enumerate(runs):
             of_run = [j for j, point in enumerate(points) if (point.parameters, point.run) == (size, run)]
-            counts[:, of_run] = (draws == i).sum(axis=1, keepdims=True)
+            counts[:, of_run] = (draws == i).sum(axis=1, keepdims=True) * len(runs) / fewer
     return counts
 
 
@@ -175,7 +179,7 @@ def _solved(
     """Return the constants of least Huber loss, and that loss, by Levenberg's steps from all starts at once.
 
     Args:
-        counts: how often each point counts. Shapes: [1 or r, points].
+        counts: how much each point counts. Shapes: [1 or r, points].
         at: starts. Shapes: [r, 5].
     """
     terms = _terms(at, n, d)

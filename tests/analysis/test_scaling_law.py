@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from harness.analysis.scaling_law import Law, Point, between, can_fit, fitted
+from harness.analysis.scaling_law import Law, Point, _drawn, between, can_fit, fitted
 from harness.experiment.published import published
 
 SIZES, TOKENS = np.geomspace(7e7, 1.6e10, 6), np.geomspace(5e9, 5e11, 5)
@@ -74,6 +74,19 @@ def test_draws_are_of_whole_runs_and_repeat_themselves() -> None:
     assert not np.array_equal(one.resampled.alpha, other.resampled.alpha)
     alone = fitted(points(printed("refit"), 0.02, runs=1), resamples=4)
     assert math.isnan(alone.interval(lambda law: law.alpha)[0])  # a single run of each says nothing
+
+
+def test_resamples_of_few_runs_scatter_as_much_as_new_runs_do() -> None:
+    law, off = printed("refit"), [-0.03, 0.0, 0.03]
+    made = [
+        Point(size, tokens, law.loss(size, tokens) * math.exp(own), f"{size}-{own}")
+        for size, own, tokens in product(SIZES, off, TOKENS)
+    ]
+    weights = _drawn(made, 4000, np.random.default_rng(0))
+    first = [i for i, point in enumerate(made) if (point.parameters, point.tokens) == (SIZES[0], TOKENS[0])]
+    means = (weights[:, first] * np.log([made[i].loss for i in first])).mean(axis=1)
+    assert weights[:, first].sum(axis=1) == pytest.approx(len(off))
+    assert means.std() == pytest.approx(np.std(off, ddof=1) / math.sqrt(len(off)), rel=0.05)
 
 
 def test_what_can_be_fitted() -> None:
