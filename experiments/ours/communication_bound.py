@@ -126,7 +126,7 @@ EXPERIMENT = Experiment(
     ]),
     figure=figure_of(
         "Bytes moved, by the memory that they save", "memory of a rank (GB)", "moved by a rank in a step (GB)", plans,
-        name=lambda one: way(one.run), at=lambda one: one.mean(attrgetter("peak_memory_bytes")) / GB,
+        name=lambda one: f"{one.model}, {way(one.run)}", at=lambda one: one.mean(attrgetter("peak_memory_bytes")) / GB,
         ours=lambda one: one.mean(moved) / GB, published=lambda _: math.nan,
     ),
     cost={"smoke": "3 min, 2 CPU cores", "small": "5 min, 2 CPU cores", "paper": "30 min, 64 GPUs with 80 GB"},

@@ -35,8 +35,6 @@ OWN = "own"
 """Stem of the files of an experiment's own figure if it has no table to be named after."""
 ABOVE_START, DIVERGED = 1.03, 2.0
 """Upper end of the loss axis over the highest first loss; limit for a diverged run, over its own first loss."""
-WIDE = 20
-"""Ratio of the largest to the smallest value above which an axis is logarithmic."""
 
 
 def write(
@@ -106,6 +104,8 @@ def curves(records: Sequence[Record]) -> "Figure | None":
     handles = [line(text, COLOURS[i % len(COLOURS)]) for i, text in enumerate(points) if text]
     handles += [line(f"training, mean over {SMOOTHED_SHARE:.0%} of the steps", alpha=0.6)]
     handles += [line("validation", marker="o")]
+    if any(record.run.model.family == "bert" for record in trained):
+        handles += [line("BERT's training: plus next sentence", linestyle="")]
     if any(record.has_diverged for record in trained):
         handles += [line("diverged", marker="x", linestyle="")]
     if any(_floor(record) for record in trained):
@@ -208,7 +208,7 @@ def _rates(ax: "Axes", rates: Sequence[float]) -> None:
     """Format an axis of throughput, logarithmic if the rates differ widely."""
     from matplotlib.ticker import LogLocator, NullLocator
 
-    if max(rates) > WIDE * min(rates):
+    if max(rates) > drawing.WIDE * min(rates):
         ax.set_yscale("log")
         ax.yaxis.set_major_locator(LogLocator(subs=(1, 2, 5)))
         ax.yaxis.set_minor_locator(NullLocator())
@@ -233,7 +233,12 @@ def _scaling_lines(rows: pd.DataFrame) -> tuple[list[tuple[str, pd.DataFrame]], 
         text = " ".join(str(row[name]) for name in by if name in several).strip()
         group = pd.concat([rows[is_first], group])
         found += [(text, group)] if len(set(group["ranks"])) > 1 else []
-    return found, drawing.left_out(len(found), groups.ngroups - len(chosen) + len(found), "lines")
+    texts = [text for text, _ in found]
+    named = [
+        (f"{text} from batch={group['global_batch'].iloc[0]}" if texts.count(text) > 1 else text, group)
+        for text, group in found
+    ]
+    return named, drawing.left_out(len(found), groups.ngroups - len(chosen) + len(found), "lines")
 
 
 def sizes(records: Sequence[Record], name: str, kind: str, apart: str = "") -> "Figure | None":

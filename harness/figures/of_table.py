@@ -73,9 +73,9 @@ def lines(table: Table) -> "Figure | None":
         _rate_lines(ax, rows, *kinds[heading], names)
         ax.set(title=heading, ylabel="TFLOP/s per device")
         drawing.with_room_above(ax)
-    highest = max(ax.get_ylim()[1] for ax in axes)
-    for ax in axes:
-        ax.set_ylim(0, highest)
+    tops = [ax.get_ylim()[1] for ax in axes]
+    for ax, own in zip(axes, tops, strict=True):  # beside a GPU's rates those of a few cores are no line at all
+        ax.set_ylim(0, max(top for top in tops if top <= drawing.WIDE * own))
     there = [name for name in names if name and any(name in set(rows["line"]) for rows in known.values())]
     handles = [line(name, **mark(names.index(name))) for name in there]
     if any(rows["oversubscribed"].eq(True).any() for rows in known.values()):

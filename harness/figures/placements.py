@@ -45,7 +45,7 @@ def of_laws(records: Sequence[Record]) -> Any:
     made, axes = panels(len(laws))
     for ax, (norm, one) in zip(axes, laws.items(), strict=True):
         sizes = sorted({point.parameters for point in one.points})
-        for colour, size in zip(COLOURS, sizes, strict=False):
+        for colour, size in zip(cycle(COLOURS), sizes, strict=False):
             own = [point for point in one.points if point.parameters == size]
             tokens = np.geomspace(min(point.tokens for point in own), max(point.tokens for point in own))
             ax.plot([p.tokens for p in own], [p.loss for p in own], "o", markersize=3, alpha=0.6, color=colour)

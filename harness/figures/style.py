@@ -35,6 +35,8 @@ _T = TypeVar("_T")
 MOST_LINES, OF_MORE, MOST_POINTS = 32, 12, 5000
 """Most lines that differ in colour or marker; lines drawn if there are more; most points of a line."""
 MOST_TICKS = 10
+WIDE = 20
+"""Ratio of the largest to the smallest value above which they share no linear axis."""
 DASHED: dict[str, Any] = {"linestyle": "--", "markerfacecolor": "white"}
 """Style of published values."""
 HOLLOW: dict[str, Any] = {"linestyle": "", "markerfacecolor": "white"}
@@ -146,10 +148,10 @@ def beside_published(
         ax.set_xscale("log", base=2)
     if len(ticks) <= MOST_TICKS:
         ax.set_xticks(ticks)
-    ax.xaxis.set_major_formatter(lambda value, _: f"{value:g}")
+    ax.xaxis.set_major_formatter(lambda value, _: f"{value:.3g}" if value < 1000 else f"{value:g}")
     ax.minorticks_off()
     ax.set(xlabel=x, ylabel=y)
-    with_room_above(ax, bottom=min(0.0, *(at for points in ours.values() for _, at in points)))
+    with_room_above(ax, bottom=None if any(at < 0 for line in ax.lines for at in np.ravel(line.get_ydata())) else 0.0)
     handles = [line(name, **mark(i)) for i, name in enumerate(names)]
     legend(figure, [*handles, *([line("published", marker="o", **DASHED)] if published else [])])
     figure.suptitle(title)

@@ -1,7 +1,6 @@
 """The verb `accuracy`: errors of the simulator on published steps that its constants were not fitted to."""
 
 import dataclasses
-import itertools
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -274,8 +273,8 @@ def figure(results: Sequence[Result]) -> "Figure":
     least, most = drawn_steps.min() / 1.3, drawn_steps.max() * 1.3
     with style():
         drawn, axes = plt.subplots(1, 2, figsize=(12, 6), sharex=True, sharey=True)
-        for i, (name, some) in enumerate(itertools.groupby(results, key=lambda result: result.case.id)):
-            pairs = np.hstack([(one.whole.measured, one.whole.predicted) for one in some])
+        for i, name in enumerate(dict.fromkeys(one.case.id for one in results)):
+            pairs = np.hstack([(one.whole.measured, one.whole.predicted) for one in results if one.case.id == name])
             axes[int(name.endswith("x"))].plot(*pairs, linestyle="", markersize=4, alpha=0.6, label=name, **mark(i))
         for ax, title in zip(axes, titles, strict=True):
             if ax.get_legend_handles_labels()[1]:

@@ -8,7 +8,8 @@ from matplotlib.axes import Axes
 from matplotlib.container import ErrorbarContainer
 
 from harness.analysis.render import Table
-from harness.figures import figures, style
+from harness.analysis.scaling_law import Fitted, Law, Point
+from harness.figures import figures, placements, style
 from harness.records.record import Record
 from impl.errors import InputError
 from tests.harness.made_up_records import changed, document, record, with_pipeline, without_numbers
@@ -58,6 +59,32 @@ def test_scaling_has_a_line_for_every_degree_and_way_that_grows() -> None:
     }
 
 
+def test_lines_that_grow_alike_from_other_batches_have_names_of_their_own() -> None:
+    runs = [record(plan__dp=dp, train__microbatch=1, train__global_batch=batch) for dp in (1, 2) for batch in (16, 24)]
+    figure = figures.scaling(runs)
+    assert figure is not None
+    names = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert names == ["strong from batch=16", "strong from batch=24", "ideal"]
+
+
+def test_what_lies_below_zero_is_drawn_whole() -> None:
+    for ours, published in ((-1.0, 2.0), (2.0, -1.0)):
+        figure = style.beside_published("t", "x", "y", {"a": [(1, ours), (2, 3.0)]}, {"a": [(1, published), (2, 3.0)]})
+        assert figure is not None
+        assert figure.axes[0].get_ylim()[0] < -1.0
+        figure = style.beside_published("t", "x", "y", {"a": [(1e-3, 1.0), (2, 3.0)]}, {})
+        assert figure is not None
+        assert figure.axes[0].get_ylim()[0] == 0.0
+
+
+def test_every_size_of_a_law_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
+    law = Law(1.0, 100.0, 100.0, 0.3, 0.3)
+    points = [Point(1e5 * size, tokens, 2.0, f"{size}") for size in range(1, 12) for tokens in (1e5, 1e6)]
+    monkeypatch.setattr(placements, "fits", lambda records: {"pre": Fitted(law, law, tuple(points), 0.0)})
+    legend = placements.of_laws([record()]).axes[0].get_legend()
+    assert len(legend.get_texts()) == 11
+
+
 def test_a_tables_efficiencies_are_drawn_beside_the_published_ones(tmp_path: Path) -> None:
     nan = float("nan")
 
@@ -105,6 +132,8 @@ def test_models_of_one_kind_share_a_range_of_losses_from_the_first_down() -> Non
     runs[0].steps.losses[30] = 1e6
     figure = figures.curves(runs)
     assert figure is not None
+    said = [text.get_text() for text in figure.legends[0].get_texts()]
+    assert "BERT's training: plus next sentence" in said, "which its validation does not have"
     ranges = {ax.get_title().split()[0]: ax.get_ylim() for ax in figure.axes}
     assert len(ranges) == 2
     assert all(5.5 < top < 6 for _, top in ranges.values()), "what stands out is cut off"
@@ -147,6 +176,9 @@ def test_rates_are_drawn_beside_the_published_in_a_panel_of_their_own() -> None:
         measured: [([0, 1], [4, 3]), ([1], [3])],  # the oversubscribed one again, hollow
         published: [([0, 1], [165, 87])],
     }
+    figure = figures.lines(Table("own", "Of my own", (), pd.DataFrame([*ours, *papers], columns=pd.Index(columns))))
+    assert figure is not None
+    assert [round(ax.get_ylim()[1]) for ax in figure.axes] == [4, 177], "a few cores' rates are seen beside a GPU's"
     assert set(drawn([ours[0], *papers])) == {published}
     assert drawn([ours[0], papers[0]]) == {}
     assert figures.lines(Table("other", "", (), pd.DataFrame())) is None

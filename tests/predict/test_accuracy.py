@@ -294,7 +294,10 @@ def test_tables_and_figure_are_made_of_results():
     worst = worst_table([result]).frame
     assert worst["row"].tolist() == ["0", "1"]
     assert worst["off"].tolist() == pytest.approx([5.0, 0.0])
-    assert len(figure([result]).axes) == 2
+    other = result._replace(case=next(case for case in CASES if case.id == "H7"))
+    fitted, extrapolated = figure([result, other, result]).axes
+    assert fitted.get_legend_handles_labels()[1] == ["H5", "H7"], "a set has one colour"
+    assert extrapolated.get_legend_handles_labels()[1] == []
     assert result.whole.measured.sum() == pytest.approx(3.0)
 
 
