@@ -37,7 +37,7 @@ def write(folder: Path, tables: Sequence[Table], records: Sequence[Record]) -> l
             path, table.frame.loc[:, list(units)], units, texts, {"title": table.title, "notes": "\n".join(table.notes)}
         )
     every = frame(records)
-    _write(files[-1], every, {}, set(every), {"title": "one row per record, SI units"})
+    _write(files[-1], every, {}, set(every) - {"cores"}, {"title": "one row per record, SI units"})
     return files
 
 
@@ -47,7 +47,10 @@ def _write(path: Path, rows: pd.DataFrame, units: dict[str, str], texts: set[str
 
     columns, fields = [], []
     for name, values in rows.items():
-        columns.append(pyarrow.array(_alike(none_if_missing(values), str(name) in texts)))
+        known = _alike(none_if_missing(values), str(name) in texts)
+        # without a type an empty column could not be read together with that of another file
+        empty = pyarrow.string() if str(name) in texts and values.dtype == object else pyarrow.float64()
+        columns.append(pyarrow.array(known, None if any(value is not None for value in known) else empty))
         fields.append(pyarrow.field(str(name), columns[-1].type, metadata={"unit": units.get(str(name), "")}))
     parquet.write_table(pyarrow.table(columns, pyarrow.schema(fields, metadata=about)), path)
 

@@ -1,5 +1,6 @@
 """`table --format parquet`: tables and records as files that other programs read, with types and units."""
 
+from itertools import permutations
 from pathlib import Path
 
 import pandas
@@ -9,6 +10,7 @@ from harness.analysis import parquet
 from harness.analysis.render import Column, Table
 from tests.documents import ROOT
 from tests.harness.calls import call, refused
+from tests.harness.made_up_records import changed, document, record, with_pipeline
 
 arrow = pytest.importorskip("pyarrow.parquet")
 SWEEP = ("table", "ptdp2021/interleaving", "--tier", "small", "--out", ROOT / "results", "--format")
@@ -57,6 +59,16 @@ def test_reasons_in_columns_of_numbers_and_mixed_texts_are_kept_apart(tmp_path: 
     rows = pandas.DataFrame({"x": [1, 2.5, "no memory", None], "name": [1, "two", None, True]}, dtype=object)
     [path, _] = parquet.write(tmp_path / "out", [Table("t", "a title", columns, rows)], [])
     assert arrow.read_table(path).to_pydict() == {"x": [1.0, 2.5, None, None], "name": ["1", "two", None, "True"]}
+
+
+def test_records_of_several_experiments_are_read_together(tmp_path: Path) -> None:
+    simulated = changed(record(), source="simulated", environment=document(record())["environment"] | {"cores": None})
+    sweeps = ([record()], [with_pipeline(record(plan__pp=2))], [simulated], [record(status="failed", reason="killed")])
+    files = [parquet.write(tmp_path / str(i), [], found)[-1] for i, found in enumerate(sweeps)]
+    for first, second in permutations(files, 2):
+        found = arrow.read_table([first, second]).to_pandas()
+        assert len(found) == 2
+        assert {str(found[name].dtype) for name in ("bubble", "mfu", "others_share")} == {"float64"}
 
 
 def test_without_pyarrow_a_line_says_what_to_install(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
