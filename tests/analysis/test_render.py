@@ -85,6 +85,16 @@ def test_latex_escapes_and_uses_booktabs() -> None:
     assert all(rule in text for rule in (r"\toprule", r"\midrule", r"\bottomrule", r"\caption{Time \& space}"))
 
 
+def test_latex_has_minus_signs_and_powers_of_ten() -> None:
+    frame = pd.DataFrame(
+        {"name": ["lr=2e-05 GPT-2 ‡", "`-5, -4`"], "time": [-1.5, 2.3e-10], "time_half_width": math.nan}
+    )
+    text = latex(Table("demo", "t", COLUMNS, frame))
+    assert r"lr=2$\times10^{-5}$ GPT-2 \ddag{} & $-$1,500 \\" in text
+    assert r"\textasciigrave{}$-$5, $-$4\textasciigrave{} & 2.300$\times10^{-7}$ \\" in text
+    assert text.isascii()
+
+
 def test_json_is_valid_where_a_number_is_missing_or_infinite() -> None:
     frame = pd.DataFrame({"name": ["a"], "time": [math.inf], "time_half_width": [math.nan]})
     document = json.loads(json.dumps(as_json(Table("demo", "t", COLUMNS, frame)), allow_nan=False))
