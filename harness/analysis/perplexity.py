@@ -81,7 +81,7 @@ def comparable(records: Sequence[Record]) -> Iterator[tuple[str, str, str, list[
 
 
 def perplexity_table(records: Sequence[Record], name: str, kind: str, apart: str = "", suffix: str = "") -> Table:
-    """Return the table of one evaluation, one row per point, with seeds and repeats combined.
+    """Return the table of one evaluation, one row per point, with seeds combined.
 
     Args:
         name: name of the evaluation, as `valid`.
@@ -164,7 +164,8 @@ def scores(records: Sequence[Record], name: str, kind: str) -> pd.DataFrame:
     measures = [main, *(m for m in MEASURES if m != main)]
     rows.loc[rows["outcome"] != "ok", measures] = math.nan
     by = ["point", "source"]
-    points = pd.DataFrame(combine(rows, by, measures))
+    seeds = pd.DataFrame(combine(rows, [*by, "seed"], measures))  # repeats of a seed learn the same
+    points = pd.DataFrame(combine(seeds, by, measures))
     outcomes = [list(group) for _, group in rows.groupby(by, sort=False, dropna=False)["outcome"]]
     points["diverged_runs"] = [_count_diverged(outcome) for outcome in outcomes]
     texts = ["diverged" if "diverged" in outcome else outcome[0] for outcome in outcomes]
@@ -184,7 +185,7 @@ def _count_diverged(outcome: Sequence[str]) -> str:
 
 
 def _notes(points: pd.DataFrame) -> tuple[str, ...]:
-    notes = ["± is the half-width of the 95% t-interval over n seeds and repeats; a single run (n = 1) has none."]
+    notes = ["± is the half-width of the 95% t-interval over n seeds; a single one (n = 1) has none."]
     if any(points["floor"].notna()):
         language = points["language_floor"].dropna().iloc[0]
         notes.append(

@@ -173,6 +173,15 @@ def test_sizes_against_placements_with_what_diverged() -> None:
     assert (points.name, len(points.frame)) == ("perplexity_valid_points", 6)
 
 
+def test_repeats_of_a_seed_are_one_measurement_of_what_was_learned() -> None:
+    runs = [record(repeat=repeat, nats=2.2) for repeat in range(3)]
+    (row,) = rows(perplexity.perplexity_table(runs, "valid", "causal"))
+    assert (row["n"], math.isnan(row["token_perplexity_half_width"])) == (1, True)
+    (row,) = rows(perplexity.perplexity_table([*runs, record(seed=1, nats=2.4)], "valid", "causal"))
+    assert row["n"] == 2
+    assert row["token_perplexity"] == pytest.approx((math.exp(2.2) + math.exp(2.4)) / 2)
+
+
 def test_learning_rates_get_columns_where_a_model_has_several() -> None:
     matrix, _ = perplexity.perplexity_tables([record(train__lr=lr) for lr in (1e-3, 1e-4)])
     assert [c.key for c in matrix.columns][1:3] == ["pre lr=0.0001", "pre lr=0.001"]
