@@ -227,7 +227,8 @@ class Pages:
                 own = e.id.partition("/")[0]
                 of_place = [one for one in verdicts if place in references.places(one.claim.source, own)]
                 text += [f"{links.experiment(e.id)}: {e.question}", *self._grid(verdicts_table(e.id, of_place))]
-            text += self._grid(printed_table("", rows.get(place, [])))
+            if printed := rows.get(place, []):
+                text += ["## Published numbers", *self._grid(printed_table("", printed))]
             self.write(page_of_place(place), "\n\n".join(text))
         others = [row for where, of_place in rows.items() if isinstance(where, str) for row in of_place]
         grid = self._grid(printed_table("In the text", others, with_place=True))

@@ -10,13 +10,16 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import unquote, urlsplit
 
+import pandas as pd
 import pytest
 
+from harness.analysis.render import Column, Table
 from harness.cli import report
 from harness.cli.verb_table import VERBS
 from harness.experiment.loading import experiment_ids, load
 from harness.records.record import Record
 from harness.records.store import Store
+from harness.report import html
 from harness.report import pages as report_pages
 from tests.documents import ROOT
 from tests.harness.calls import call, document, refused, report_little
@@ -208,8 +211,17 @@ def test_a_table_or_figure_is_found_by_its_number(site: Path) -> None:
     own, published = (found[f"papers/{place}.html"] for place in ("megatron2019-figure-5", "zero2019-figure-6"))
     assert "../results/megatron2019/tensor_parallel_scaling/index.html" in own.links
     assert "Verified, digitised: read off a figure" in published.text, "without an experiment here"
+    assert "Published numbers" in own.text
     listed = found["EXPERIMENTS.html"].links
     assert {"papers/megatron2019-figure-5.html", "papers/zero2019-figure-6.html"} <= set(listed)
+
+
+def test_a_verdict_has_its_colour_with_a_remark_too() -> None:
+    column = Column(key="verdict", header="verdict", text=True)
+    rows = pd.DataFrame({"verdict": ["cannot tell here (9 repeats would)", "partly", "partly done"]})
+    text = html.part("grid", html.ShownTable(Table("t", "t", (column,), rows)))
+    assert '<span class="badge cannot-tell-here">cannot tell here</span> (9 repeats would)</td>' in text
+    assert text.count('class="badge') == 2
 
 
 def test_the_same_records_give_the_same_bytes_and_take_the_place_of_an_older_report(
