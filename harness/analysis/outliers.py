@@ -97,14 +97,13 @@ def combined(group: Sequence[Look]) -> dict[str, Any]:
     return row
 
 
-COUNT: dict[str, Any] = {"digits": 3}
 SHOWN = (
     Column(key="model", header="model", text=True),
     Column(key="norm_placement", header="norm", text=True),
     Column(key="tokens", header="tokens"),
-    Column(key="outliers", header="outlier dimensions", interval="outliers_half_width", **COUNT),
-    Column(key="ratio", header="largest over median", interval="ratio_half_width", **COUNT),
-    Column(key="weight", header="furthest norm weight", unit="sd", si="sd", interval="weight_half_width", **COUNT),
+    Column(key="outliers", header="outlier dimensions", interval="outliers_half_width", digits=3),
+    Column(key="ratio", header="largest over median", interval="ratio_half_width", digits=3),
+    Column(key="weight", header="furthest norm weight", unit="sd", si="sd", interval="weight_half_width", digits=3),
     Column(key="same", header="norms with the same", unit="%", si="fraction", scale=0.01, digits=3),
     Column(key="lost", header="loss without the largest", unit="nats", si="nats", interval="lost_half_width", digits=2),
     Column(key="lost_average", header="without an average one", unit="nats", si="nats", digits=2),

@@ -10,6 +10,7 @@ from typing import Any
 import pandas as pd
 
 from harness.analysis.render import Column, Table, number, shown
+from harness.analysis.tables import MODEL, PERCENT, VARIES
 from harness.records.evaluations import evaluations
 from harness.records.frames import is_missing, once_for_all
 from harness.records.labels import SHAPE, labels
@@ -20,7 +21,6 @@ from impl.model.norm_placement import order_of
 
 MOST_COLUMNS = 9
 """Most combinations of placement and learning rate that are shown as columns."""
-PERCENT = 0.01
 TWO_SIDED = 1.96
 """Standard errors to either side of a mean that hold 95% of a normal distribution."""
 
@@ -45,10 +45,8 @@ KINDS: dict[str, tuple[str, str, tuple[Column, ...]]] = {
     "choice": ("accuracy", "Multiple-choice accuracy", (ACCURACY, Column(key="questions", header="questions"))),
 }
 """Stem of the file, beginning of the title, and columns of each kind of evaluation, the main column first."""
-MODEL = Column(key="model", header="model", text=True)
 NORM = Column(key="norm_placement", header="norm", text=True)
 LR = Column(key="lr", header="learning rate", digits=2)
-VARIES = Column(key="varies", header="point", text=True)
 RUNS = (Column(key="n", header="n"), Column(key="diverged_runs", header="diverged", text=True))
 
 

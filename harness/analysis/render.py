@@ -7,7 +7,7 @@ import math
 import re
 import textwrap
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import pandas as pd
@@ -51,10 +51,6 @@ class Column:
     @property
     def heading(self) -> str:
         return f"{self.header} ({self.unit})" if self.unit else self.header
-
-    def with_interval(self, key: str) -> "Column":
-        """Return the column with its half-width in this column of the frame."""
-        return replace(self, interval=key)
 
 
 @dataclass(frozen=True)

@@ -9,6 +9,7 @@ import pandas as pd
 
 from harness.records.labels import SHAPE, fields, labels
 from harness.records.measures import DEGREES, combine
+from harness.records.record import float_or_nan
 from harness.records.statistics import Estimate
 from harness.records.store import SIMULATED
 from impl.run import Run
@@ -114,7 +115,7 @@ def _compared(kind: Kind, row: Row, baseline: Row) -> dict[str, Any]:
     }
     for name, rate in zip(("speedup", "efficiency"), RATES, strict=True):
         estimate = ratio(row, baseline, rate)
-        compared |= {name: estimate.mean, f"{name}_half_width": _or_nan(estimate.half_width)}
+        compared |= {name: estimate.mean, f"{name}_half_width": float_or_nan(estimate.half_width)}
     return compared
 
 
@@ -146,7 +147,3 @@ def _grows(row: Row, baseline: Row) -> str:
 def _estimate(row: Row, measure: str) -> Estimate:
     half_width = row[f"{measure}_half_width"]
     return Estimate(row[measure], None if math.isnan(half_width) else half_width, row["n"])
-
-
-def _or_nan(value: float | None) -> float:
-    return math.nan if value is None else value

@@ -31,19 +31,15 @@ VARIES = Column(key="varies", header="point", text=True)
 DEVICE = Column(key="device_name", header="device", text=True)
 RANKS = Column(key="ranks", header="ranks")
 RATE = Column(
-    key="tokens_per_second",
-    header="throughput",
-    unit="tokens/s",
-    si="tokens/s",
+    key="tokens_per_second", header="throughput", unit="tokens/s", si="tokens/s",
     interval="tokens_per_second_half_width",
-)
+)  # fmt: skip
 RATE_PER_DEVICE = Column(
     key="tokens_per_second_per_device", header="per device", unit="tokens/s", si="tokens/s",
     interval="tokens_per_second_per_device_half_width",
 )  # fmt: skip
 FLOP_RATE = Column(
-    key="flop_rate", header="model FLOP rate per device", unit="TFLOP/s", si="FLOP/s",
-    scale=TERA, digits=3,
+    key="flop_rate", header="model FLOP rate per device", unit="TFLOP/s", si="FLOP/s", scale=TERA, digits=3,
 )  # fmt: skip
 EFFICIENCY = Column(
     key="efficiency", header="efficiency", unit="%", si="fraction", scale=PERCENT, digits=3,

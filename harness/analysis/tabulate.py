@@ -2,6 +2,7 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
@@ -51,7 +52,7 @@ def tabulate(
         frame[mark] = frame[mark].eq(True)
     if apart:
         frame = frame.drop(columns=["source", "system"])
-    with_intervals = [c if c.key not in intervals else c.with_interval(intervals[c.key]) for c in columns]
+    with_intervals = [c if c.key not in intervals else replace(c, interval=intervals[c.key]) for c in columns]
     if not is_timed:
         return Table(name, title, shown(with_intervals, frame), frame, tuple(notes))
     return measured(name, title, with_intervals, frame, notes)

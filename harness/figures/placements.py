@@ -81,16 +81,9 @@ def of_stability(records: Sequence[Record]) -> Any:
         for (y, x), mean in np.ndenumerate(means):
             failed = outcome(losses[y][x]) if losses[y][x] else None
             text = failed.removesuffix(" diverged") if failed else "" if np.isnan(mean) else f"{mean:.2f}"
-            dark = np.isfinite(mean) and mean > middle
-            ax.text(
-                x,
-                y,
-                f"\u00d7\n{text}" if failed else text,
-                ha="center",
-                va="center",
-                fontsize=8,
-                color="white" if dark else "black",
-            )
+            text = f"\u00d7\n{text}" if failed else text
+            ink = "white" if np.isfinite(mean) and mean > middle else "black"
+            ax.text(x, y, text, ha="center", va="center", fontsize=8, color=ink)
         ax.set_xticks(range(len(rates)), [f"{rate:g}" for rate in rates])
         ax.set_yticks(range(len(depths)), [str(depth) for depth in depths])
         ax.set(title=f"{norm}, warm-up {warmup}", xlabel="learning rate", ylabel="layers")

@@ -29,13 +29,9 @@ LETTERS_PER_INCH = 16
 
 
 def write(
-    records: Sequence[Record],
-    folder: Path,
-    width: Width,
-    *,
-    table: MakesTable | None = None,
-    figure: MakesFigure | None = None,
-) -> dict[Path, str]:
+    records: Sequence[Record], folder: Path, width: Width, *,
+    table: MakesTable | None = None, figure: MakesFigure | None = None,
+) -> dict[Path, str]:  # fmt: skip
     """Write all figures that there is data for as PDF; return their titles, which are for captions, by file.
 
     Raises:

@@ -13,8 +13,8 @@ import pandas as pd
 from harness.records.frames import none_if_missing, once_for_all, rows_of
 from harness.records.labels import SHAPE, labels_by, varying
 from harness.records.parts import others_share
-from harness.records.record import CONVENTION, STATES, Record
-from harness.records.statistics import estimate
+from harness.records.record import CONVENTION, STATES, Record, float_or_nan
+from harness.records.statistics import UNKNOWN, estimate
 from harness.records.steps import Step, Steps
 from impl.errors import InputError
 from impl.model.norm_placement import PLACEMENTS
@@ -209,9 +209,8 @@ def combine(rows: pd.DataFrame, by: Sequence[str], measures: Sequence[str]) -> l
         known = {name: [value for at in group if (value := found[name][at]) is not None] for name in measures}
         row["n"] = len(known[measures[0]])
         for name, values in known.items():
-            mean = estimate(values) if values else None
-            row[name] = mean.mean if mean else math.nan
-            row[f"{name}_half_width"] = mean.half_width if mean and mean.half_width is not None else math.nan
+            mean = estimate(values) if values else UNKNOWN
+            row |= {name: mean.mean, f"{name}_half_width": float_or_nan(mean.half_width)}
     return combined
 
 
