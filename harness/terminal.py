@@ -6,7 +6,7 @@ import re
 import sys
 import threading
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import tyro
@@ -17,6 +17,8 @@ from impl.errors import InputError
 
 if TYPE_CHECKING:
     from rich.console import Console, RenderableType
+
+    from harness.analysis.render import Table
 
 _T = TypeVar("_T")
 WIDEST = 1000
@@ -39,6 +41,19 @@ def console(table: "RenderableType" = "") -> "Console":
 
     console = Console(width=None if sys.stdout.isatty() else 120)
     return Console(width=max(console.width, Console(width=WIDEST).measure(table).maximum))
+
+
+def print_tables(tables: Iterable["Table"]) -> None:
+    """Print tables; those with more than TABLE_ROWS rows as bare columns."""
+    from harness.analysis import render  # verbs without tables start faster
+
+    for table in tables:
+        if len(table.frame) > TABLE_ROWS:
+            cells = [[column.heading for column in table.columns], *table.cells()]
+            print("", table.title, columns(cells), *table.notes, sep="\n")
+        else:
+            shown = render.console(table)
+            console(shown).print(shown)
 
 
 def columns(rows: Sequence[Sequence[str]]) -> str:

@@ -17,14 +17,13 @@ from typing import Any
 import pandas as pd
 from pydantic import ValidationError
 
-from harness.analysis import render
 from harness.analysis.json_tables import as_json
 from harness.analysis.render import Column, Table
 from harness.bench.history import history as tell_history
 from harness.bench.reports import BASELINE, FOLDER, MS, Report, name_of
 from harness.records.environment import CODE
 from harness.records.store import write_atomically
-from harness.terminal import Flag, console, print_json
+from harness.terminal import Flag, print_json, print_tables
 from impl.errors import InputError
 from impl.files import read_bytes
 
@@ -85,7 +84,7 @@ def bench(
         print_json({"machine": now.machine, "benchmarks": timings, "compared": shown, "files": written})
     else:
         if table is not None:
-            console(render.console(table)).print(render.console(table))
+            print_tables([table])
         for file in written:
             print(f"written: {file}")
     return 1 if status == SOME_FAILED or (table is not None and any(table.frame["asks for a look"])) else 0

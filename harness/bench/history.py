@@ -16,12 +16,11 @@ from typing import Any, NamedTuple
 import pandas as pd
 from pydantic import ValidationError
 
-from harness.analysis import render
 from harness.analysis.json_tables import as_json
 from harness.analysis.render import Column, Table
 from harness.bench.reports import BASELINE, MS, Report, name_of
 from harness.records.environment import CODE
-from harness.terminal import console, print_json
+from harness.terminal import print_json, print_tables
 from impl.errors import InputError
 
 PATH = f"results/bench/{BASELINE}"
@@ -142,7 +141,7 @@ def history(only: str | None, tolerance: float, *, json: bool) -> int:
     table = Table("history", "Benchmarks over commits", COLUMNS, pd.DataFrame(rows), notes)
     if json:
         return print_json(as_json(table))
-    console(render.console(table)).print(render.console(table))
+    print_tables([table])
     return 0
 
 

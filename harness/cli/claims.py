@@ -7,7 +7,6 @@ from typing import Any
 import tyro
 
 from harness.analysis.json_tables import as_json
-from harness.analysis.render import console as on_console
 from harness.experiment.claims import Part
 from harness.experiment.claims import idealised as without
 from harness.experiment.experiment import Experiment
@@ -17,7 +16,7 @@ from harness.experiment.loading import experiment_ids, load
 from harness.experiment.tiers import TIERS, Tier
 from harness.experiment.verdicts import Judged, counts, in_words, records_of, verdicts_of, verdicts_table
 from harness.report.results import in_words_of_others, other_points
-from harness.terminal import Flag, console, print_json, shown_progress
+from harness.terminal import Flag, print_json, print_tables, shown_progress
 from impl.errors import InputError
 
 
@@ -50,7 +49,7 @@ def claims(
             raise InputError("--calibration: no record has a forecast; `run --forecast SYSTEM` writes them")
         if json:
             return print_json(as_json(table))
-        console(on_console(table)).print(on_console(table))
+        print_tables([table])
         return 0
     found: dict[str, list[Judged]] = {}
     notes: list[str] = []
@@ -67,10 +66,7 @@ def claims(
     if json:
         documents = [_document(name, of_one) for name, of_one in found.items()]
         return print_json({"experiments": documents, "counts": counts(everything)})
-    for experiment, of_one in found.items():
-        table = on_console(verdicts_table(experiment, of_one))
-        if of_one:
-            console(table).print(table)
+    print_tables(verdicts_table(experiment, of_one) for experiment, of_one in found.items() if of_one)
     print(*filter(None, [f"\n{in_words(counts(everything))}", *notes, read_from(out, list(found))]), sep="\n")
     return 0
 

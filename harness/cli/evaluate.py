@@ -11,10 +11,9 @@ import pandas as pd
 
 from harness.analysis.json_tables import as_json
 from harness.analysis.render import Column, Table
-from harness.analysis.render import console as for_console
 from harness.launch.flags import DeviceChoice, require_positive
 from harness.rank.devices import gpu_count
-from harness.terminal import Flag, console, print_json
+from harness.terminal import Flag, print_json, print_tables
 from impl.data.config import DataConfig
 from impl.errors import InputError
 from impl.evaluation_config import EvaluationConfig
@@ -107,8 +106,7 @@ def evaluate(
     table = Table("evaluation", f"Checkpoint after {saved.step:,} steps", columns, frame, notes)
     if json:
         return print_json({"checkpoint": str(saved.path), "step": saved.step, **as_json(table)})
-    shown = for_console(table)
-    console(shown).print(shown)
+    print_tables([table])
     return 0
 
 

@@ -15,7 +15,7 @@ from harness.experiment.loading import load
 from harness.experiment.tiers import Tier
 from harness.predict.goodput import HOUR, Failures, goodput
 from harness.predict.interval import EXTRAPOLATES, interval
-from harness.predict.memory import memory_table
+from harness.predict.memory import print_memory
 from harness.predict.simulated_record import document_of, why_no_room
 from harness.predict.simulation import Simulated, given_by, predicted, simulated, vocabulary_of
 from harness.predict.steps_of_a_run import as_logged, with_imbalance, with_uneven_experts, with_unlike_devices
@@ -26,8 +26,8 @@ from harness.records.parse import of_document
 from harness.records.record import Record
 from harness.records.store import Store
 from harness.records.writable import require_writable
-from harness.report.results import all_tables, as_json, described, print_tables, print_written, write_results
-from harness.terminal import Flag, Given, console, counted, print_json, shown, shown_progress, tell_ignored
+from harness.report.results import all_tables, as_json, described, print_written, write_results
+from harness.terminal import Flag, Given, counted, print_json, print_tables, shown, shown_progress, tell_ignored
 from impl.cost.parameters import count_parameters
 from impl.errors import InputError
 from impl.run import Run, to_dict
@@ -266,8 +266,7 @@ def _print(document: Mapping[str, Any], found: Prediction, system: System) -> No
             lines[name.replace("_", " ")] = ", ".join(f"{of[share]:.4g} s ({share})" for share in ("p10", "p50", "p90"))
     width = max(map(len, lines))
     print("\n".join(f"{name:<{width}}  {text}" for name, text in lines.items()))
-    table = memory_table(found.memory)
-    console(table).print(table)
+    print_memory(found.memory)
     most, there = max(m.total for m in found.memory), system.device.memory_bytes.value
     doubt = system.device.taken.doubt(found.fit)
     print(f"{found.fit}: {shown(most)} of {shown(there)} ({most / there:.0%}){doubt}")

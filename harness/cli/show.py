@@ -18,8 +18,8 @@ from harness.experiment.tiers import TIERS
 from harness.experiment.verdicts import records_of, verdicts_of, verdicts_table
 from harness.records.record import Record
 from harness.report.pages import printed_table
-from harness.report.results import described, print_tables
-from harness.terminal import Flag, print_json, shown_progress
+from harness.report.results import described
+from harness.terminal import Flag, print_json, print_tables, shown_progress
 from impl.errors import InputError
 
 
@@ -59,10 +59,8 @@ def show(what: tyro.conf.Positional[tuple[str, ...]], /, *, out: Path | None = N
         for runs, table in tables:
             print(f"\n{runs}:")
             print_tables([table])
-        print(
-            *(f"again: lmscale run {experiment.id} --tier {tier}  # {experiment.cost[tier]}" for tier in TIERS),
-            sep="\n",
-        )
+        for tier in TIERS:
+            print(f"again: lmscale run {experiment.id} --tier {tier}  # {experiment.cost[tier]}")
     print(read_from(out, [each.id for each in experiments]) if experiments else "\nNo experiment is about it yet.")
     return 0
 

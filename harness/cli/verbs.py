@@ -17,7 +17,7 @@ from harness.experiment.tiers import TIERS, Tier
 from harness.launch.flags import Place, Saving, Trying, require_positive
 from harness.records.attempts import Attempts
 from harness.records.store import FINISHED, Store
-from harness.terminal import Flag, columns, console, counted, print_json, tell_ignored
+from harness.terminal import Flag, columns, console, counted, print_json, print_tables, tell_ignored
 from impl.errors import InputError
 from impl.run import Run
 
@@ -206,7 +206,7 @@ def table(
     if json or format == "json":
         return print_json({**results.described(found), "tier": tier, **results.as_json(made), "files": files})
     if format is None:
-        results.print_tables(made)
+        print_tables(made)
         others = results.other_points(found, records)
         statuses = [record.status for record in records if record not in others]
         of_tier = f"\n{found.id}, tier {tier}" + (f": {counted(statuses)}" if statuses else "")
@@ -267,7 +267,7 @@ def train_from(default: Run) -> Callable[..., int]:
         from harness.cli.sweeps import carry_out, nothing_written, require_certified, site_of
         from harness.experiment.experiment import Point
         from harness.launch.attempt import Options, why_refused
-        from harness.report.results import all_tables, in_words_of_certified, print_tables, write_results
+        from harness.report.results import all_tables, in_words_of_certified, write_results
 
         if place.follows_torchrun():
             return 0

@@ -43,7 +43,7 @@ from harness.predict.ratios import ratios_table
 from harness.predict.simulation import predicted
 from harness.predict.systems import load_system
 from harness.records.store import Store, write_atomically
-from harness.terminal import Flag, console, print_json, shown_progress
+from harness.terminal import Flag, print_json, print_tables, shown_progress
 
 if TYPE_CHECKING:
     from matplotlib.figure import Figure
@@ -105,11 +105,8 @@ def accuracy(
     if out is not None:
         write_atomically(out / "accuracy.md", HEAD + "\n".join(map(render.markdown, tables)))
         save(figure(results), out / "accuracy.png")
-    if json:
-        return print_json({"tables": [as_json(table) for table in tables]})
-    for table in tables:
-        console(render.console(table)).print(render.console(table))
-    if out is not None:
+    _tell(tables, json=json)
+    if out is not None and not json:
         print(f"written: {out / 'accuracy.md'}, {out / 'accuracy.png'}")
     return 0
 
@@ -118,11 +115,15 @@ def _laws(out: Path | None, *, json: bool) -> int:
     tables = [laws_table(list(worths())), constants_table()]
     if out is not None:
         write_atomically(out / "laws.md", "# The laws of the simulator\n\n" + "\n".join(map(render.markdown, tables)))
-    if json:
-        return print_json({"tables": [as_json(table) for table in tables]})
-    for table in tables:
-        console(render.console(table)).print(render.console(table))
+    _tell(tables, json=json)
     return 0
+
+
+def _tell(tables: Sequence[Table], *, json: bool) -> None:
+    if json:
+        print_json({"tables": [as_json(table) for table in tables]})
+    else:
+        print_tables(tables)
 
 
 def errors_table(results: Sequence[Result], others: Mapping[str, Seconds]) -> Table:

@@ -63,8 +63,7 @@ def memory_from(default: Run) -> Callable[..., int]:
             document = {"parameters": parameters, "ranks": rows, "fullest": fullest}
             known = {"device_memory_bytes": limit, "fits": fits(most), "fit": verdict(most)}
             return print_json(document | known)
-        table = memory_table(ranks)
-        console(table).print(table)
+        print_memory(ranks)
         print(f"predicted; fullest: pipeline rank {fullest}, {shown(most)}")
         if limit is not None:
             doubt = taken_of(device).doubt(verdict(most))
@@ -113,8 +112,8 @@ def gpu_memory() -> int | None:
         return None
 
 
-def memory_table(ranks: Sequence[Memory]) -> Table:
-    """Return the memory of every pipeline rank by category, as a table for a terminal."""
+def print_memory(ranks: Sequence[Memory]) -> None:
+    """Print the memory of every pipeline rank by category."""
     most = max(memory.total for memory in ranks)
     unit = next(unit for unit, scale in UNITS.items() if most >= scale or unit == "KiB")
     names = [name for name in CATEGORIES if name != "host" or any(memory.host for memory in ranks)]
@@ -124,4 +123,4 @@ def memory_table(ranks: Sequence[Memory]) -> Table:
     for i, memory in enumerate(ranks):
         sizes = memory.as_dict()
         table.add_row(str(i), *(f"{sizes[name] / UNITS[unit]:,.2f}" for name in names))
-    return table
+    console(table).print(table)

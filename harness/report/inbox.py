@@ -34,9 +34,9 @@ from harness.records.printable import printable
 from harness.records.record import Record
 from harness.records.statistics import Estimate
 from harness.records.store import Store, write_atomically
-from harness.report.results import as_json, print_tables
+from harness.report.results import as_json
 from harness.report.zipped import MOST_PACKED, unpack
-from harness.terminal import Flag, print_json, shown_progress
+from harness.terminal import Flag, print_json, print_tables, shown_progress
 from impl.errors import InputError
 from impl.files import read_bytes, rename
 from impl.run import Run

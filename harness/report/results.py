@@ -19,7 +19,7 @@ from harness.experiment.verdicts import sound
 from harness.figures import figures
 from harness.records.record import Record
 from harness.records.store import FINISHED, Store, write_atomically
-from harness.terminal import TABLE_ROWS, columns, console, counted, print_json, tell_ignored
+from harness.terminal import counted, print_json, print_tables, tell_ignored
 
 
 def all_tables(
@@ -133,17 +133,6 @@ def print_written(store: Store, count: int, files: Iterable[str]) -> None:
 
 def as_json(made: list[Table]) -> dict[str, Any]:
     return {"tables": [json_tables.as_json(t) for t in made]}
-
-
-def print_tables(made: list[Table]) -> None:
-    """Print tables to the terminal; those with more than TABLE_ROWS rows as bare columns."""
-    for t in made:
-        if len(t.frame) > TABLE_ROWS:
-            cells = [[c.heading for c in t.columns], *t.cells()]
-            print("", t.title, columns(cells), *t.notes, sep="\n")
-        else:
-            shown = render.console(t)
-            console(shown).print(shown)
 
 
 def described(e: Experiment) -> dict[str, Any]:
