@@ -4,7 +4,6 @@ import contextlib
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -18,7 +17,7 @@ import psutil
 from harness.launch.preflight import RANK_BYTES
 from harness.launch.slurm import minutes
 from harness.rank.devices import gpu_count
-from harness.rank.slurm_queue import ASK_SECONDS
+from harness.rank.slurm_queue import ask
 from harness.records.environment import CODE, git_state, version_of
 from harness.terminal import shown
 
@@ -102,7 +101,7 @@ def packages(lock: Path) -> Check:
 
 def machine(ranks: int, device: str) -> Iterator[Check]:
     """Yield checks of this machine's devices, cores and memory for a number of ranks."""
-    gpus, cores = gpu_count(), len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    gpus, cores = gpu_count(), len(os.sched_getaffinity(0))
     cuda = device == "cuda"
     found = f"{gpus} GPUs for {ranks} ranks" if gpus or cuda else "no GPU: ranks use the CPU"
     yield check("devices", found, (cuda and gpus < ranks, "failed", f"--ranks {gpus or 1}, or --device cpu"))
@@ -231,20 +230,6 @@ def scheduler(partition: str | None, nodes: int) -> Iterator[Check]:
     yield check("accounting", "sacct answers" if code == 0 else f"sacct: {answer}", (code != 0, "warning", mend))
     code, answer = ask("scontrol", "show", "config")
     yield Check("requeue", "warning", f"scontrol: {answer}", "check that slurmctld is up") if code else requeue(answer)
-
-
-def ask(*command: str) -> tuple[int, str]:
-    """Return a program's exit status, and its output or, if it failed, the last line of its errors."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=ASK_SECONDS)
-    except FileNotFoundError:
-        return 127, "not on this machine"
-    except (OSError, subprocess.SubprocessError):
-        return 1, f"no answer within {ASK_SECONDS:.0f} s"
-    if done.returncode == 0:
-        return 0, done.stdout
-    errors = [line for line in done.stderr.splitlines() if line.strip()]
-    return done.returncode, errors[-1] if errors else "no reason given"
 
 
 def partitions(text: str) -> dict[str, Partition]:

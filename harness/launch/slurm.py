@@ -7,7 +7,6 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 import tempfile
 import time
@@ -25,7 +24,7 @@ from harness.rank import jobs, local
 from harness.rank.devices import DeviceKind, gpu_count, visible_gpus
 from harness.rank.job import Where, keep
 from harness.rank.orders import Orders
-from harness.rank.slurm_queue import ASK_SECONDS, submissions
+from harness.rank.slurm_queue import NO_ANSWER, NOT_THERE, ask, submissions
 from harness.rank.slurm_task import BEGAN, supervise
 from harness.rank.torchrun import Agents
 from harness.records.environment import CODE
@@ -37,7 +36,10 @@ SPARE_MINUTES = 5
 """Time of a job beyond the run's own limit, which the ranks' supervisors keep."""
 MOST_MINUTES = 10**6
 """Longest limit of a run that is passed on to Slurm: two years."""
-BUSY = ("Unable to contact", "Socket timed out", "Connection refused", "Communication connection failure", "try again")
+BUSY = (
+    *("Unable to contact", "Socket timed out", "Connection refused", "Communication connection failure", "try again"),
+    NO_ANSWER,
+)
 """Messages of Slurm's commands while the controller restarts or is overloaded."""
 TRIES, PAUSE_SECONDS = 12, 10.0
 OF_CLUSTER = {"SLURM_CONF", "SLURM_CLUSTERS"}
@@ -77,13 +79,9 @@ class Site:
             return
         if shutil.which("sbatch") is None:
             raise InputError("--on slurm: no sbatch on this machine; valid here: local")
-        try:
-            asked = subprocess.run(["sinfo", "--noheader"], capture_output=True, text=True, timeout=ASK_SECONDS)
-            reason = (asked.stderr.strip().splitlines() or ["no reason given"])[-1] if asked.returncode else None
-        except subprocess.TimeoutExpired:
-            reason = f"not within {ASK_SECONDS:.0f} s"
-        if reason is not None:
-            raise InputError(f"--on slurm: no cluster answers ({reason}); valid here: local")
+        status, answer = ask("sinfo", "--noheader")
+        if status:
+            raise InputError(f"--on slurm: no cluster answers ({answer}); valid here: local")
 
     def nodes(self, ranks: int) -> int:
         """Return the number of nodes for this many ranks."""
@@ -280,21 +278,13 @@ def longest(partition: str | None) -> int | None:
         FailedSubmissionError: the controller does not answer. A job that asked for more would wait without end.
     """
     chosen = [f"--partition={partition}"] if partition else []
-    try:
-        asked = subprocess.run(
-            ["sinfo", "--noheader", "--format=%P %l", *chosen],
-            capture_output=True,
-            text=True,
-            timeout=ASK_SECONDS,
-        )
-    except OSError:
+    status, answer = ask("sinfo", "--noheader", "--format=%P %l", *chosen)
+    if status == NOT_THERE:
         return None
-    except subprocess.TimeoutExpired:
-        raise FailedSubmissionError(f"sinfo: {BUSY[1]}, {ASK_SECONDS:.0f} s") from None
-    if asked.returncode:
-        raise FailedSubmissionError(asked.stderr)
+    if status:
+        raise FailedSubmissionError(answer)
     # without a name it is the one with a star
-    rows = [row for row in map(str.split, asked.stdout.splitlines()) if len(row) == 2]
+    rows = [row for row in map(str.split, answer.splitlines()) if len(row) == 2]
     limits = [minutes(limit) for name, limit in rows if partition or name.endswith("*")]
     return min((limit for limit in limits if limit is not None), default=None)
 

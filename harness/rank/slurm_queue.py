@@ -12,6 +12,8 @@ from harness.rank.job import ABSENT, BEHIND, SILENT, JobState, job_of
 
 ASK_SECONDS = 30.0
 """Longest wait for an answer of Slurm."""
+NOT_THERE, NO_ANSWER = 127, "no answer"
+"""Exit status of `ask` without the command; how its text begins where there is no answer in time."""
 BEHIND_SECONDS = 600.0
 """Longest delay of Slurm's accounting behind its queue; seconds are usual."""
 LOG_LINES = 20
@@ -105,6 +107,21 @@ def _state(word: str, restarts: int | None = None, reason: str = "") -> JobState
     if kind in PENDING:
         return JobState("pending", word, restarts, "" if reason in ("None", "N/A") else reason)
     return JobState("running" if kind in RUNNING else "unknown", word, restarts)
+
+
+def ask(*command: str) -> tuple[int, str]:
+    """Return a command's exit status, and its output or, if it failed, the last line of its errors.
+
+    The status is NOT_THERE where this machine has no such command.
+    """
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=ASK_SECONDS)
+    except FileNotFoundError:
+        return NOT_THERE, f"no {command[0]} on this machine"
+    except (OSError, subprocess.SubprocessError):
+        return 1, f"{NO_ANSWER} within {ASK_SECONDS:.0f} s"
+    errors = [line for line in done.stderr.splitlines() if line.strip()] or ["no reason given"]
+    return done.returncode, errors[-1] if done.returncode else done.stdout
 
 
 def _ask(command: list[str], no_answer: Sequence[str] = ()) -> str | None:

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import subprocess
 import time
 from pathlib import Path
 
@@ -12,7 +11,7 @@ from harness.rank.heartbeat import Ended
 from harness.rank.job import adopt, job_of
 from harness.rank.orders import Orders
 from harness.rank.results import has_results
-from harness.rank.slurm_queue import ASK_SECONDS
+from harness.rank.slurm_queue import ask
 from harness.rank.supervisor import Supervisor, Task
 
 SIGNAL_SPREAD_SECONDS = 90.0
@@ -97,9 +96,5 @@ class SlurmSupervisor(Supervisor):
 
 def requeue(job: str) -> str | None:
     """Put a running job back into the queue; return why it is refused, None if it is not."""
-    try:
-        done = subprocess.run(["scontrol", "requeue", job], capture_output=True, text=True, timeout=ASK_SECONDS)
-    except (OSError, subprocess.SubprocessError) as error:
-        return str(error)
-    message = (done.stderr or done.stdout).strip().splitlines() or ["no reason given"]
-    return message[-1] if done.returncode else None
+    status, answer = ask("scontrol", "requeue", job)
+    return answer if status else None

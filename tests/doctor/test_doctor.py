@@ -13,6 +13,7 @@ from harness.doctor.checks import Check, Partition, partitions, requeue
 from harness.doctor.doctor import layout
 from harness.doctor.ranks import of_ranks, rank_table, time_table
 from harness.doctor.report import HostReport, Timing, Transfer
+from harness.rank import slurm_queue
 from harness.rank.failure import Failure
 from impl.plan import Plan
 from tests.harness.calls import call, document, refused
@@ -151,7 +152,7 @@ def test_whether_preempted_jobs_are_requeued() -> None:
 def test_a_scheduler_that_is_not_there_or_does_not_answer(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     [line] = checks.scheduler(None, 1)
-    assert (line.grade, line.found) == ("failed", "sinfo: not on this machine")
+    assert (line.grade, line.found) == ("failed", "sinfo: no sinfo on this machine")
     answers = {"sinfo": "echo 'main*|up|infinite|2|idle'", "sacct": "echo 'no accounts' >&2; exit 1", "scontrol": ":"}
     for name, answer in answers.items():
         (tmp_path / name).write_text(f"#!/bin/sh\n{answer}\n")
@@ -163,8 +164,8 @@ def test_a_scheduler_that_is_not_there_or_does_not_answer(tmp_path: Path, monkey
     def slow(*_: object, **__: object) -> None:
         raise subprocess.TimeoutExpired("sinfo", 20)
 
-    monkeypatch.setattr(checks.subprocess, "run", slow)
-    assert "no answer within 30 s" in checks.ask("sinfo")[1]
+    monkeypatch.setattr(slurm_queue.subprocess, "run", slow)
+    assert "no answer within 30 s" in slurm_queue.ask("sinfo")[1]
 
 
 # The ranks ----------------------------------------------------------------------------------------------------------
