@@ -5,7 +5,6 @@ import os
 import platform
 import socket
 import statistics
-import sys
 import time
 from collections.abc import Callable
 from hashlib import sha256
@@ -68,7 +67,7 @@ def host_report(rank: Rank, device: str) -> HostReport:
     with contextlib.suppress(InputError, RuntimeError):  # the driver finds none
         hardware = kind.of_rank(rank.local_rank).hardware()
         name = hardware.name if hardware else device
-    core_set = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else []
+    core_set = sorted(os.sched_getaffinity(0))
     return HostReport(
         rank=rank.rank,
         local_rank=rank.local_rank,
@@ -79,7 +78,7 @@ def host_report(rank: Rank, device: str) -> HostReport:
         torch=str(torch.__version__),
         backend=kind.backend,
         has_backend=dist.is_backend_available(kind.backend),
-        cores=len(core_set) or os.cpu_count() or 1,
+        cores=len(core_set),
         core_set=core_set,
         threads=torch.get_num_threads(),
         memory_bytes=psutil.virtual_memory().available,

@@ -88,7 +88,7 @@ def _crowded(found: Sequence[HostReport]) -> str:
     """Return a host with fewer cores than ranks; empty if there is none."""
     for host, ranks in Counter(report.host for report in found).items():
         cores = {core for report in found if report.host == host for core in report.core_set}
-        if cores and ranks > len(cores):
+        if ranks > len(cores):
             return f"{host} gives {len(cores)} to {ranks} ranks"
     return ""
 

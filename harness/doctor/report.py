@@ -61,7 +61,7 @@ class HostReport(Report):
     has_backend: bool
     cores: int
     core_set: list[int]
-    """Processors that the rank may use; empty if the system does not list them."""
+    """Processors that the rank may use."""
     threads: int
     memory_bytes: int
     met_seconds: float | None = None

@@ -1,7 +1,6 @@
 """Checks of whether a run can be carried out here, before anything is launched."""
 
 import os
-import sys
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -116,7 +115,7 @@ def why_invalid(run: Run, datasets: Datasets, site: Site) -> str | None:
 
 def why_doubtful(run: Run, site: Site) -> str | None:
     """Return why a run's timing on this machine is doubtful, in one line; None if it is not."""
-    cores = len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count() or 1
+    cores = len(os.sched_getaffinity(0))
     ranks, threads = run.plan.world_size, run.threads
     if (site.on, site.device) != ("local", "cpu") or site.agents or ranks * threads <= cores:
         return None

@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
-from typing import IO, TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Literal
 
 from harness.rank.json_files import read_as
 from impl.files import rename
@@ -126,10 +126,7 @@ class SharedMemory:
     """Supervisor's side of the shared memory; its open `file` becomes the rank's standard input."""
 
     def __init__(self) -> None:
-        if hasattr(os, "memfd_create"):  # in memory, where the system has that
-            self.file: IO[bytes] = os.fdopen(os.memfd_create("heartbeat"), "w+b")
-        else:
-            self.file = tempfile.TemporaryFile()  # noqa: SIM115
+        self.file = os.fdopen(os.memfd_create("heartbeat"), "w+b")
         self.file.truncate(SIZE)
         self.shared = Shared.from_buffer(mmap.mmap(self.file.fileno(), SIZE))
 

@@ -2,7 +2,6 @@
 
 import os
 import re
-import sys
 import time
 from pathlib import Path
 from typing import Any
@@ -17,7 +16,7 @@ class HostUse:
 
     def __init__(self, local_rank: int) -> None:
         self.local_rank = local_rank
-        self.cores = sorted(os.sched_getaffinity(0)) if sys.platform == "linux" else _numbers()
+        self.cores = sorted(os.sched_getaffinity(0))
         self.begun = self._now()
 
     def so_far(self) -> Document:
@@ -36,10 +35,7 @@ class HostUse:
 
 def _numbers() -> list[int]:
     """Return the numbers of the processors, in psutil's order; where one is switched off they have gaps."""
-    try:
-        lines = Path(psutil.PROCFS_PATH, "stat").read_text().splitlines()
-    except OSError:
-        return list(range(os.cpu_count() or 1))
+    lines = Path(psutil.PROCFS_PATH, "stat").read_text().splitlines()
     return [int(number[1]) for line in lines if (number := re.match(r"cpu(\d+) ", line))]
 
 

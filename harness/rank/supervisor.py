@@ -237,14 +237,13 @@ def _status(process: int) -> str:
 
 def _before_it_starts(ignored: Sequence[int]) -> Callable[[], None]:
     """Return a function for the forked child: it ignores these signals, and dies with the supervisor."""
-    prctl = ctypes.CDLL(None).prctl if sys.platform == "linux" else None  # found here: a forked child must not search
+    prctl = ctypes.CDLL(None).prctl  # found here: a forked child must not search
     pr_set_pdeathsig, supervisor = 1, os.getpid()
 
     def prepare() -> None:
         for number in ignored:
             signal.signal(number, signal.SIG_IGN)
-        if prctl is not None:
-            prctl(pr_set_pdeathsig, signal.SIGKILL)
+        prctl(pr_set_pdeathsig, signal.SIGKILL)
         if os.getppid() != supervisor:  # it was killed before the line above, which then has no effect
             os._exit(1)
 

@@ -6,7 +6,6 @@ import os
 import platform
 import re
 import subprocess
-import sys
 from importlib import metadata
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -34,7 +33,7 @@ def host_environment(command: list[str]) -> dict[str, Any]:
         "host": host(),
         "os": f"{platform.system()} {platform.release()}",
         "processor": processor(),
-        "cores": len(os.sched_getaffinity(0)) if sys.platform == "linux" else os.cpu_count(),
+        "cores": len(os.sched_getaffinity(0)),
         "memory_bytes": psutil.virtual_memory().total,
         "network": network(),
         "variables": privacy.variables(os.environ),
