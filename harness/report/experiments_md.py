@@ -71,42 +71,31 @@ links to.
   it); simulated for a system; or, without records, the bytes of tensors that `lmscale memory` predicts. Time that was
   taken is the sum over all runs, failed ones too.
 """
-PLANNED = (("Megatron-LM 2019", "fine-tuning on MNLI, QQP and SQuAD (the rest of table 5)"),)
-"""Planned experiments: paper, and its tables and figures."""
-AS_PUBLISHED = (
-    (
-        "Zero bubble 2024",
-        "tables 4 and 5, 1F1B interleaved over a chunk a layer, whose first and last have none: every stage needs "
-        "a layer here; and ZB-2p, found by search: ZB-H2 is simulated beside it",
-    ),
-    ("ZeRO 2019", "figure 5 and section 10.6, perplexity and rate of Turing-NLG: 17B parameters are out of reach"),
-    (
-        "ZeRO 2019",
-        "table 4, the shapes behind figures 2 to 4: runs have those of tables 5 to 10, as its hidden size for 40B and "
-        "60B contradicts both",
-    ),
-    (
-        "ZeRO 2019",
-        "memory defragmentation (M_D), which is in all of table 3's configurations: tensors are counted here, not what "
-        "an allocator holds, so that there is nothing to vary",
-    ),
-    (
-        "PTD-P 2021",
-        "section 6, the 36% of the peak that other software reaches with a trillion parameters; and pipelines that do "
-        "not flush, as PipeDream's, whose microbatches meet several versions of the weights: how long their step is at "
-        "least stands in `ours/distance_to_optimum`",
-    ),
-)
-"""Papers' tables and figures for which only published numbers are shown, no runs of ours: paper, what and why."""
-OPEN = (
-    (
-        "Recommender models",
-        "embedding tables split over ranks, as Persia's: their time goes into looking up rows that fit in no GPU, and "
-        "not into what is compared here, layers split over ranks, pipelines and ZeRO",
-    ),
-)
-"""Subjects of the papers' related work that are not planned."""
+NOT_HERE = """\
+## Not here yet
 
+Planned:
+
+- Megatron-LM 2019: fine-tuning on MNLI, QQP and SQuAD (the rest of table 5).
+
+As published only, not run or simulated:
+
+- Zero bubble 2024: tables 4 and 5, 1F1B interleaved over a chunk a layer, whose first and last have none: every stage
+  needs a layer here; and ZB-2p, found by search: ZB-H2 is simulated beside it.
+- ZeRO 2019: figure 5 and section 10.6, perplexity and rate of Turing-NLG: 17B parameters are out of reach.
+- ZeRO 2019: table 4, the shapes behind figures 2 to 4: runs have those of tables 5 to 10, as its hidden size for 40B
+  and 60B contradicts both.
+- ZeRO 2019: memory defragmentation (M_D), which is in all of table 3's configurations: tensors are counted here, not
+  what an allocator holds, so that there is nothing to vary.
+- PTD-P 2021: section 6, the 36% of the peak that other software reaches with a trillion parameters; and pipelines that
+  do not flush, as PipeDream's, whose microbatches meet several versions of the weights: how long their step is at least
+  stands in `ours/distance_to_optimum`.
+
+Named among the papers' related work and not covered:
+
+- Recommender models: embedding tables split over ranks, as Persia's: their time goes into looking up rows that fit in
+  no GPU, and not into what is compared here, layers split over ranks, pipelines and ZeRO.
+"""
 
 Part = str | Table
 """Part of a page: Markdown, or a table."""
@@ -172,8 +161,8 @@ def index(found: Sequence[Found]) -> str:
 
 def index_sections(found: Sequence[Found], links: Links) -> str:
     """Return the index as Markdown: experiments by paper and number, and all of them with their verdicts."""
-    parts = (_by_number(found, links), _overview(found, links), _cannot_tell(found, links), _not_here())
-    return "\n\n".join("\n".join(lines) for lines in parts) + "\n"
+    parts = (_by_number(found, links), _overview(found, links), _cannot_tell(found, links))
+    return "\n\n".join(["\n".join(lines) for lines in parts] + [NOT_HERE])
 
 
 def _by_number(found: Sequence[Found], links: Links) -> Iterator[str]:
@@ -381,15 +370,6 @@ def _cannot_tell(found: Sequence[Found], links: Links) -> Iterator[str]:
     for e, _, verdicts in found:
         if undecided := [f"{one.claim.text} ({one.claim.source})" for one in verdicts if one.tier is None]:
             yield f"- {links.experiment(e.id)}: {'; '.join(undecided)}."
-
-
-def _not_here() -> Iterator[str]:
-    yield "## Not here yet\n\nPlanned:\n"
-    yield from (f"- {paper}: {what}." for paper, what in PLANNED)
-    yield "\nAs published only, not run or simulated:\n"
-    yield from (f"- {paper}: {what}." for paper, what in AS_PUBLISHED)
-    yield "\nNamed among the papers' related work and not covered:\n"
-    yield from (f"- {paper}: {what}." for paper, what in OPEN)
 
 
 def _rows(*headers: str) -> tuple[str, str]:
