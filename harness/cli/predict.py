@@ -145,12 +145,7 @@ def _require_one(inputs: Mapping[str, bool]) -> None:
 def predict_experiment(
     found: Experiment, runs: list[Run], only: str | None, given: Given, store: Store, system: System, json: bool
 ) -> int:
-    """Write a simulated record of every point, then all tables and figures again; print those of the points.
-
-    Args:
-        only: points to choose, by label or id.
-        given: fields of all runs that the command line gives.
-    """
+    """Write a simulated record of every point, then all tables and figures again; print those of the points."""
     chosen, varied = [point.run for point in points(runs, only)], differing(runs)
     require_writable(store)
     given_in = {run.id: given | given_by(run, varied, system) for run in chosen}

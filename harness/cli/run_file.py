@@ -24,9 +24,6 @@ def run_in(path: Path, words: Sequence[str]) -> tuple[Run, frozenset[str]]:
 
     A schedule or norm placement that is not packaged is code, which a file alone cannot name.
 
-    Args:
-        words: the command line.
-
     Raises:
         InputError: the file is none of a run; names the first field that is not valid.
         OSError: it cannot be read.

@@ -167,11 +167,7 @@ def tell_states(chosen: Chosen, states: Sequence[State], json: bool) -> int:
 
 
 def tell_submitted(chosen: Chosen, words: Sequence[str], json: bool) -> int:
-    """Print how to follow jobs that have been submitted, and the state of their points.
-
-    Args:
-        words: Options that choose the same points.
-    """
+    """Print how to follow submitted jobs, by options (`words`) for the same points, and the state of these."""
     found, tier, store, points = chosen
     if not json:
         follow = " ".join(["lmscale watch", found.id, "--tier", tier, *words])

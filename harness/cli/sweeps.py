@@ -102,11 +102,7 @@ def sweep(chosen: list[Point], store: Store, datasets: Datasets, options: Option
 
 @contextlib.contextmanager
 def nothing_written(store: Store, data: str | None = None) -> Iterator[Datasets]:
-    """Yield token folders for a check of what can run; all files are removed afterwards, the embedded language too.
-
-    Args:
-        data: token folder that must exist.
-    """
+    """Yield token folders, `data` among them, for a check of what can run; what is written is removed afterwards."""
     cache = synthetic_cache(store)
     with tempfile.TemporaryDirectory() as scratch:
         datasets = Datasets(cache if cache.exists() else Path(scratch) / ".synthetic")

@@ -114,11 +114,7 @@ VERBS = {
 
 
 def function_of(name: str, default: Run) -> Callable[..., int]:
-    """Import and return a verb's function.
-
-    Args:
-        default: run that the options of a verb in SIZED start from.
-    """
+    """Import and return a verb's function; the options of one in SIZED start from the default run."""
     module, _, function = VERBS[name].where.partition(":")
     found = getattr(import_module(module), function)
     return found(default) if name in SIZED else found

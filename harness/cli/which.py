@@ -60,8 +60,7 @@ class Which:
     def chosen(self, default: Tier | None = None) -> Chosen:
         """Return the points, with the given fields of the plan in place of each one's own.
 
-        Args:
-            default: tier if none is given; None for that of a sweep that has been started before.
+        Without a tier they are of the default one, or of a sweep that has been started before.
 
         Raises:
             InputError: there is no such experiment, `only` matches no point, or `sweep` gives no values of fields.
@@ -83,8 +82,7 @@ class Which:
     def words(self, *, data: bool = False) -> list[str]:
         """Return the options that choose the same points and folder in another command.
 
-        Args:
-            data: name the token folder and the engine too, which not every verb takes.
+        With `data` they name the token folder and the engine too, which not every verb takes.
         """
         given = {"--only": self.only, "--out": self.out}
         given |= {"--data": self.data, "--engine": self.engine} if data else {}

@@ -52,11 +52,7 @@ class Check(NamedTuple):
 
 
 def check(what: str, found: str, *faults: tuple[bool, Grade, str]) -> Check:
-    """Return a line with grade and mend of the first fault that applies; ok if none does.
-
-    Args:
-        faults: whether it applies, its grade, and what to do about it.
-    """
+    """Return a line with grade and mend of the first fault that applies; ok if none does."""
     return next(
         (Check(what, grade, found, mend) for applies, grade, mend in faults if applies), Check(what, "ok", found)
     )

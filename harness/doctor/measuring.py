@@ -64,10 +64,9 @@ def started(orders: Orders, site: Site, folder: Path | None = None) -> Iterator[
 
 
 def follow(attempt: Path, orders: Orders, look: Callable[[], object] = lambda: None) -> str:
-    """Wait until the ranks' job has ended, or its time is over; return its state, as in `pending (Resources)`.
+    """Wait until the ranks' job has ended, or its time is over, with a look before each query.
 
-    Args:
-        look: function called before each query of the state.
+    Return its state, as in `pending (Resources)`.
     """
     end, state = time.monotonic() + orders.time_limit_seconds, JobState("unknown")
     while time.monotonic() < end:

@@ -23,9 +23,6 @@ def of_ranks(
 
     Args:
         found: reports of ranks, by rank; those of ranks that did not start are missing.
-        failure: failure that caused the others.
-        state: state of the ranks' job.
-        log: last lines of the scheduler's log.
     """
     why = _reason(failure, state, log)
     if missing := sorted(set(range(plan.world_size)) - {report.rank for report in found}):

@@ -188,8 +188,7 @@ def why_refused(
 ) -> str | None:
     """Return why a run cannot be carried out with these options, in one line; None if it can.
 
-    Args:
-        ends_to_come: ids of runs that it may start from though they have not ended yet.
+    It may start from the runs `ends_to_come`, which have not ended yet.
 
     Raises:
         OSError: the embedded language cannot be written.

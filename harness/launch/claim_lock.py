@@ -123,12 +123,7 @@ class _Seen(NamedTuple):
 
 
 class Claims:
-    """Claims of one harness on the points of one store; as a context it renews them, and releases them at its end.
-
-    Args:
-        folder: folder `claims` of the store, visible to all that share the store.
-        clock: returns seconds that never go back.
-    """
+    """Claims of one harness on the points of one store; as a context it renews them, and releases them at its end."""
 
     def __init__(self, folder: Path, seconds: float | None = None, clock: Callable[[], float] = time.monotonic) -> None:
         self.folder, self.clock = folder, clock

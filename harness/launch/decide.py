@@ -105,10 +105,7 @@ def is_forgotten(attempt: Path, state: JobState | None) -> bool:
 
 
 def document_of_attempt(attempt: Path, state: JobState | None, run_id: str, *, is_mine: bool) -> Document | None:
-    """Return the record of an attempt that has ended; None if its harness was killed, and its ranks with it.
-
-    Args:
-        is_mine: True if this harness has started its ranks.
+    """Return the record of an ended attempt; None if its harness, which is not this one, was killed.
 
     Raises:
         UnreadableError: its files make no record, or leave its outcome open.

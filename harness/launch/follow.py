@@ -46,13 +46,7 @@ class Step(NamedTuple):
 
 
 class Display:
-    """Display, as a context, of the points that are done, and of step, loss and tokens/s of those that run.
-
-    Args:
-        total: number of points.
-        console: where it is shown; None for standard error.
-        trackers: what follows the points, too.
-    """
+    """Display, as a context, of the points that are done, and of step, loss and tokens/s of those that run."""
 
     def __init__(self, total: int = 0, console: Console | None = None, trackers: Trackers | None = None) -> None:
         self.console = console or Console(stderr=True, highlight=False)
@@ -143,11 +137,7 @@ class Display:
 
 
 class Follower:
-    """Reports to a display on one attempt at a point: the step it resumes at, and its steps.
-
-    Args:
-        is_shown: True if the display already shows that the point has started.
-    """
+    """Reports to a display on one attempt at a point: the step it resumes at, and its steps."""
 
     def __init__(self, display: Display, point: Point, attempt: Path, *, is_shown: bool) -> None:
         self.display, self.point, self.attempt, self.is_shown = display, point, attempt, is_shown

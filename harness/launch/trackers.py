@@ -204,13 +204,7 @@ class Followed:
 
 
 class Trackers:
-    """Trackers of a sweep.
-
-    Args:
-        names: which; none by default.
-        folder: folder of the records, in which they have one of their own.
-        message: function that shows a line; a tracker that fails is left, and training goes on.
-    """
+    """Trackers of a sweep; one that fails is left, with a message, and training goes on."""
 
     def __init__(
         self, names: Sequence[Name] = (), folder: Path = Path(), message: Callable[[str], None] = lambda _: None

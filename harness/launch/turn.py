@@ -18,11 +18,6 @@ class Turn:
 
     A lock on one file for each user and kind of device. Commands that run several points at a time, whose timings are
     not meant to be good, share it.
-
-    Args:
-        options: where points run, and how many at a time.
-        what: what the turn is for, which the commands that wait show.
-        say: shows a message.
     """
 
     def __init__(self, options: Options, what: str, say: Callable[[str], None]) -> None:

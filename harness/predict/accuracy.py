@@ -183,11 +183,7 @@ def _notes(results: Sequence[Result]) -> tuple[str, ...]:
 
 
 def other_table(out: Path) -> Table:
-    """Tabulate errors of other kinds: over choices of fitted rows, of scaling, of memory, and on this machine.
-
-    Args:
-        out: folder of the records of this machine.
-    """
+    """Tabulate errors of other kinds: over choices of fitted rows, of scaling, memory, and this machine's records."""
     scaling = "Frontier's weak and strong scaling, percentage points of efficiency"
     points = np.array([one.predicted - one.published for one in frontier()])
     torch = 100 * np.array(torchtitan())

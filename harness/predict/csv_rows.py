@@ -95,9 +95,6 @@ class _Part(NamedTuple):
 def predict_rows(path: Path, system: System | None, json: bool) -> int:
     """Print the table with predictions, from constants fitted to its rows of split `calibrate`, if any.
 
-    Args:
-        system: system of the rows that name none.
-
     Raises:
         InputError: the table is not valid, or no row of it can be predicted.
     """
@@ -163,10 +160,7 @@ def _head(system: System) -> dict[str, Any]:
 
 
 def read_rows(path: Path, system: System | None) -> list[Row]:
-    """Return the rows of a CSV file; a row that cannot be predicted has the reason.
-
-    Args:
-        system: system of the rows that name none.
+    """Return the rows of a CSV file, for this system if they name none; one that cannot be predicted has the reason.
 
     Raises:
         InputError: the file is no table, or lacks a column.

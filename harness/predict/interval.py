@@ -45,9 +45,6 @@ def interval(system: System, asked: Simulated, seconds: float, stack: str | None
 
     From residuals of rows that were not fitted; wider for other software, and beyond the sizes that were fitted on. How
     far off a feature is that no fitted row had is not known: it is a doubt, and leaves the interval as it is.
-
-    Args:
-        stack: software that will run; None: the system's.
     """
     known, doubts, other, run = system.calibration, list[str](), 0.0, asked.done
     if known is None:
@@ -73,8 +70,7 @@ def interval(system: System, asked: Simulated, seconds: float, stack: str | None
 def factors(known: Calibration | None, run: Run, other: float = 0.0) -> tuple[float, float]:
     """Return the bounds of nine tenths of such steps over predicted seconds, wider beyond the fitted sizes.
 
-    Args:
-        other: standard deviation of log seconds to add.
+    `other` is a standard deviation of log seconds to add.
     """
     beyond = (OCTAVE * octaves for octaves in octaves_beyond(run, known).values())
     more = NINE_TENTHS * math.hypot(other, *beyond)

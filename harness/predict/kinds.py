@@ -56,8 +56,7 @@ def errors_by_kind(system: System, rows: Iterable[Published] | None = None) -> E
     A feature that was fitted is judged by rows of the same software all of whose features were; another one by all rows
     that have it, of other software on the same devices and network too.
 
-    Args:
-        rows: what `published` yields for the system; None: they are predicted here.
+    `rows` are what `published` yields for the system, where that is known already.
     """
     found: dict[tuple[str, str], list[float]] = {}
     for one in published(system) if rows is None else rows:
@@ -71,9 +70,6 @@ def kind_doubts(run: Done, system: System, errors: Errors) -> list[str]:
     """Return why the kind of a run's plan is doubtful, a text for each of its features; empty: it is not.
 
     A kind is doubtful if the constants were fitted to no such step, or to some and still miss others badly.
-
-    Args:
-        errors: what `errors_by_kind` returns for the system.
     """
     if system.calibration is None:
         return ["nothing was measured to calibrate it"]

@@ -89,9 +89,6 @@ def given_by(run: Run, varied: Collection[str], system: System) -> frozenset[str
 
     They are those of its model's size, those that differ from a new run's, and those that vary from run to run, except
     where the software has a habit.
-
-    Args:
-        varied: dotted names of the fields in which runs differ.
     """
     set_here = {name for name, value in fields(run).items() if value != DEFAULTS[name]}
     return sized(run.model) | set_here | (frozenset(varied) - system.habits.fields.keys())
@@ -105,8 +102,7 @@ def vocabulary_of(run: Run) -> int:
 def predicted(run: Done, system: System, slowdown: Mapping[int, float] | None = None) -> Prediction:
     """Return time and memory of one step of a run.
 
-    Args:
-        slowdown: ratio of a pipeline rank's computing seconds to the system's, where they differ.
+    `slowdown` is the ratio of a pipeline rank's computing seconds to the system's, where they differ.
     """
     how: dict[str, Any] = {"slowdown": slowdown, "with_timeline": False}
     stages, positions = system.habits.stages_of(run), head_positions(run.model)

@@ -19,11 +19,7 @@ DISCARD = 9
 
 
 def place(attempt: Path, hosts: Sequence[str], node: int, job: str | None) -> str:
-    """Return where ranks join: for a job on a cluster tcp://HOST:PORT,PORT,..., else file://PATH.
-
-    Args:
-        job: number of the Slurm job; None for processes of this machine.
-    """
+    """Return where ranks join: for a Slurm job tcp://HOST:PORT,PORT,..., without one file://PATH."""
     if job is None:
         return f"file://{attempt}/rendezvous"
     return f"tcp://{address(hosts, node)}:{','.join(map(str, ports(job)))}"

@@ -71,8 +71,7 @@ class Stopwatch:
     On a GPU they are CUDA events, so nothing waits for the device. All ranks have to construct theirs together. Ranks
     of one machine share its clock; other machines' clocks are set by a barrier, to within the barrier's own time.
 
-    Args:
-        begun, ended: functions called with every action, for reports of the rank's place.
+    `begun` and `ended` are called with every action, for reports of the rank's place.
     """
 
     def __init__(

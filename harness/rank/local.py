@@ -30,11 +30,7 @@ OTHERS_SECONDS = 60.0
 
 
 def start(attempt: Path, gpus: Sequence[str] = ()) -> str:
-    """Start the ranks of an attempt by its orders, and return at once, with the launcher's process number.
-
-    Args:
-        gpus: names of the only GPUs that the ranks see.
-    """
+    """Start an attempt's ranks, which see only these GPUs, and return at once, with the launcher's process number."""
     orders, attempt = Orders.read(attempt), attempt.resolve()
     environment = os.environ | {"PYTHONPATH": python_path(orders.code, os.environ)}
     command = [sys.executable, "-m", "harness.rank.local", str(attempt), *gpus]

@@ -41,11 +41,7 @@ class AgreedEnd:
         self._end: int | None = None
 
     def ends(self, steps: int, seconds: float) -> bool:
-        """Return True if training ends after this many steps; every rank has to call this after each step.
-
-        Args:
-            seconds: duration of the last step.
-        """
+        """Return True if training ends after this many steps; every rank has to call this after each step."""
         self._calls += 1
         if self._calls == AGREE_AFTER:
             if self.rank == 0:
@@ -166,11 +162,7 @@ class Continuation:
         return results[0]
 
     def after(self, steps: int, measured: Measured, seconds: float = 0.0) -> bool:
-        """Save a checkpoint if one is due after this many steps; return True if training ends here, with all saved.
-
-        Args:
-            seconds: duration of the last step.
-        """
+        """Save a checkpoint if one is due after this many steps; return True if training ends here, with all saved."""
         ends = self.end is not None and self.end.ends(steps, seconds)
         if ends or steps % self.every == 0 or steps == self.last:
             begin = time.perf_counter()

@@ -76,12 +76,7 @@ class ShownFigure(NamedTuple):
 
 
 def read_figure(file: str, svg: str, alt: str) -> ShownFigure:
-    """Return a figure for its template, with the size and the points of its SVG.
-
-    Args:
-        file: where the page finds it.
-        alt: text in place of it.
-    """
+    """Return a figure for its template, with the size and the points of its SVG, which the page finds at `file`."""
     *size, lines = hover.points(svg)
     named = lambda name, said: f"{name}: {said}" if name else said
     points = [(round(x, 1), round(y, 1), named(one.name, said)) for one in lines for x, y, said in one.points]

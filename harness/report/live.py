@@ -42,11 +42,7 @@ class Course(NamedTuple):
 
 
 class Page:
-    """Context that writes a page every few seconds, and once more at its end.
-
-    Args:
-        states: function that returns the state of every point and why.
-    """
+    """Context that writes a page every few seconds, and once more at its end; `states` returns those of all points."""
 
     def __init__(
         self, path: Path, store: Store, points: Sequence[Point], states: Callable[[], list[tuple[str, str]]]

@@ -64,11 +64,7 @@ HEADLINES = _texts(
 
 
 class SiteLinks(Links):
-    """Markdown links to pages of the site.
-
-    Args:
-        page: the page that has them.
-    """
+    """Markdown links from a page to others of the site."""
 
     def __init__(self, page: str) -> None:
         self.root = root_of(page)
@@ -94,13 +90,9 @@ def page_of_place(place: Place) -> str:
 
 
 class Pages:
-    """Markdown, tables and figures in a folder.
+    """Markdown, tables and figures in a folder, of records in another.
 
     Tables and figures are HTML, which Markdown here cannot contain: `html` has each by the mark that stands for it.
-
-    Args:
-        folder: folder that they are written to.
-        results: folder of records.
     """
 
     def __init__(self, folder: Path, results: Path) -> None:

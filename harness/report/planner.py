@@ -57,11 +57,7 @@ Row = dict[str, Any]
 
 
 def document(results: Path) -> dict[str, Any]:
-    """Return all that the planner's page has.
-
-    Args:
-        results: folder with accuracy.md, as the verb `accuracy` writes it.
-    """
+    """Return all that the planner's page has; accuracy.md of the folder has errors by distance from what was fitted."""
     programs, plans, described = dict[str, int](), {}, {}
     for system in map(load_system, shown_progress(SYSTEMS, "tables of the planner")):
         rows = list(published(system))

@@ -87,8 +87,7 @@ WRITERS: dict[str, Callable[[Table], str]] = {"md": render.markdown, "csv": rend
 def tell_results(found: Experiment, store: Store, chosen: list[Point], json: bool, *, were_run: bool = True) -> int:
     """Write the tables and figures of all records, print those of the chosen points, and return the exit status.
 
-    Args:
-        were_run: all points were to be run, so that one without a record counts as failed.
+    If all points `were_run`, one without a record counts as failed.
     """
     everything = store.with_simulated()
     ids, measured = dict.fromkeys(point.id for point in chosen), {r.id: r for r in everything if not r.is_simulated}
@@ -113,11 +112,7 @@ def tell_results(found: Experiment, store: Store, chosen: list[Point], json: boo
 def write_results(
     store: Store, experiment: Experiment | None = None, records: list[Record] | None = None
 ) -> tuple[list[str], list[Table]]:
-    """Write the tables and figures of all records; return the files, and the tables.
-
-    Args:
-        records: all records of the store; None if they have not been read.
-    """
+    """Write the tables and figures of all records, read here if not given; return the files, and the tables."""
     records = store.with_simulated() if records is None else records
     claims, table, figure = (experiment.claims, experiment.table, experiment.figure) if experiment else ((), None, None)
     made = all_tables(records, claims, table=table)

@@ -52,11 +52,7 @@ class _Text(Extension):
 
 
 class _Pages(BasePlugin):
-    """MkDocs plugin with the functions called for each page.
-
-    Args:
-        html: tables and figures, by the mark that stands for each in a page.
-    """
+    """MkDocs plugin with the functions called for each page; `html` is by the mark that stands for it in a page."""
 
     def __init__(self, html: Mapping[str, str]) -> None:
         self.html = html
@@ -98,14 +94,7 @@ class _Pages(BasePlugin):
 
 
 def build(source: Path, site: Path, nav: Sequence[Any], html: Mapping[str, str]) -> None:
-    """Write the site.
-
-    Args:
-        source: folder of Markdown and the files that it refers to.
-        site: folder that gets the site.
-        nav: sections with their pages, as MkDocs has them.
-        html: tables and figures, by the mark that stands for each in a page.
-    """
+    """Write the site of a folder of Markdown; `html` has what the marks in its pages stand for."""
     shutil.copytree(TEMPLATES / "assets", source, dirs_exist_ok=True)
     os.environ.setdefault("NO_MKDOCS_2_WARNING", "1")
     logging.getLogger("mkdocs").setLevel(logging.WARNING)
@@ -117,11 +106,7 @@ def build(source: Path, site: Path, nav: Sequence[Any], html: Mapping[str, str])
 
 
 def add_planner(site: Path, data: Markup) -> None:
-    """Write the planner's page, which stands by itself.
-
-    Args:
-        data: what `harness.report.planner.embedded` returns.
-    """
+    """Write the planner's page, which stands by itself."""
     text = templates().get_template("planner.html").render(heading="Planner", data=data)
     (site / "planner.html").write_text(text, encoding="utf-8")
     for name in ("planner.js", "style.css"):

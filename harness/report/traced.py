@@ -98,11 +98,7 @@ def _like(found: Any, places: Any, row: Traced) -> Any:
 
 
 def traced(form: ClosedForm, plan: Plans) -> dict[str, Any]:
-    """Return the program of `details`, and the places of its results.
-
-    Args:
-        plan: any one plan, whose laws have the form of all others'.
-    """
+    """Return the program of `details` for a plan, of whose form the laws of all are, and the places of its results."""
     program = Program()
     inputs = {name: program.add("input", name) for name in (*KNOBS, BATCH)}
     found = _Tracing(form, plan, program).details(Plans(inputs), inputs[BATCH])  # type: ignore[arg-type]

@@ -12,11 +12,7 @@ SHAPES = 5
 
 
 def in_grids(rows: Iterable[Judged], base: Run, *, splits: bool) -> Iterator[Judged]:
-    """Yield the first plans of rows with their tensor-parallel ranks as each possible grid, without split tokens.
-
-    Args:
-        splits: tokens are to be split in all plans, so that there is none.
-    """
+    """Yield rows' first plans with their tensor-parallel ranks as each possible grid; none if tokens are split."""
     for row in [row for row in rows if row["tp"] > 1 and not splits][:SHAPES]:
         z = run_of(row, base).plan.zero if row["zero_stage"] == 3 else 1
         for y in divisors(row["tp"])[1:]:

@@ -40,11 +40,7 @@ def others_of(named: Sequence[str] | None, fix: Sequence[str]) -> Sequence[str]:
 def in_other_orders(
     rows: Iterable[Judged], base: Run, names: Iterable[str], fix: Iterable[str] = ()
 ) -> Iterator[Judged]:
-    """Yield the plans of rows with each of OTHERS that is named and is possible for them, in the chunks that are fixed.
-
-    Args:
-        fix: values of knobs, as the verb's `--fix`.
-    """
+    """Yield the plans of rows with each of OTHERS that is named and possible for them, in the chunks that are fixed."""
     wanted = [number for text in fix if text.startswith("chunks=") for number in text[7:].split(",")]
     fixed = [int(number) for number in wanted if number.isdecimal()]
     for row, name, chunks in product(rows, names, fixed or CHUNKS):

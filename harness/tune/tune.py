@@ -284,7 +284,6 @@ def best_plan(base: Run, system: System, gpus: int, fix: Sequence[str] = ()) -> 
 
     Args:
         base: run of the search; of its plan only the size of buckets matters, and its microbatch does not.
-        fix: values of knobs, as the verb's `--fix`.
 
     Raises:
         InputError: no plan is possible, or fits.
@@ -305,12 +304,7 @@ def _precision(system: System, wanted: Precision | None) -> Precision:
 
 
 def _trusted(task: Task, plans: Plans, seconds: np.ndarray, out: Path | None) -> list[Judged]:
-    """Return the fastest plans of kinds without doubt, as judged by events.
-
-    Args:
-        plans: plans that fit by the closed form.
-        seconds: estimated seconds of each.
-    """
+    """Return the fastest plans of kinds without doubt among those that fit by the closed form, as judged by events."""
     kept = np.flatnonzero(task.is_trusted(plans))
     if not len(kept):
         return []
