@@ -1,8 +1,9 @@
 """What `import lmscale` offers notebooks and programs: `run` trains, `load` reads records, `frame` tabulates them."""
 
-from collections.abc import Iterable, Iterator, Sequence
+from collections import UserList
+from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING, overload
+from typing import TYPE_CHECKING
 
 from harness.experiment import folders
 from harness.experiment.experiment import points
@@ -21,24 +22,8 @@ OF_RUNS = "mine"
 """Experiment that runs without one are kept under."""
 
 
-class Records(Sequence[Record]):
+class Records(UserList[Record]):
     """Records of runs, in the order of their ids; `frame` has a row for each."""
-
-    def __init__(self, records: Iterable[Record]) -> None:
-        self._records = list(records)
-
-    @overload
-    def __getitem__(self, at: int) -> Record: ...
-    @overload
-    def __getitem__(self, at: slice) -> "Records": ...
-    def __getitem__(self, at: int | slice) -> "Record | Records":
-        return Records(self._records[at]) if isinstance(at, slice) else self._records[at]
-
-    def __len__(self) -> int:
-        return len(self._records)
-
-    def __iter__(self) -> Iterator[Record]:
-        return iter(self._records)
 
     def __repr__(self) -> str:
         places = sorted({f"{record.experiment}, {record.tier}" for record in self})
@@ -46,14 +31,14 @@ class Records(Sequence[Record]):
 
     def frame(self) -> "pd.DataFrame":
         """Return a row for each run, with the columns that docs/results.md lists, in SI units; NaN: not measured."""
-        found = measures.frame(self._records)
-        return found.assign(point=[record.point.id for record in self._records])
+        found = measures.frame(self.data)
+        return found.assign(point=[record.point.id for record in self.data])
 
     def evaluations(self) -> "pd.DataFrame":
         """Return a row for each run and text: its last perplexities and accuracy."""
         from harness.records.evaluations import evaluations
 
-        return evaluations(self._records)
+        return evaluations(self.data)
 
 
 def run(

@@ -140,13 +140,7 @@ def _finite(record: Record) -> tuple[np.ndarray, np.ndarray]:
 
 def running_mean(values: Sequence[float] | np.ndarray, window: int) -> list[float]:
     """Return the mean over the last `window` values, fewer at the start, so that no value depends on later ones."""
-    blocks = np.zeros((math.ceil(len(values) / window), window))
-    blocks.flat[: len(values)] = values
-    heads, tails = blocks.cumsum(axis=1).ravel(), blocks[:, ::-1].cumsum(axis=1)[:, ::-1].ravel()
-    ends = np.arange(1, len(values) + 1)
-    starts = np.maximum(0, ends - window)  # each window is the end of one block and the beginning of the next
-    totals = heads[: len(values)] + np.where(starts % window, tails[starts], 0.0)
-    return (totals / (ends - starts)).tolist()
+    return pd.Series(values).rolling(window, min_periods=1).mean().tolist()
 
 
 def _curve(ax: "Axes", record: Record, colour: str) -> None:
