@@ -8,7 +8,8 @@ from harness.predict.doubt import doubt
 from harness.predict.interval import interval
 from harness.predict.memory import in_one_line
 from harness.predict.simulation import Done, given_by, predicted, simulated, vocabulary_of
-from harness.records.store import SCHEMA, SIMULATED, Document, Store
+from harness.rank.collect import base_record
+from harness.records.store import SIMULATED, Document, Store
 from harness.terminal import shown
 from impl.cost.parameters import count_parameters
 from impl.cost.place import Place
@@ -28,14 +29,7 @@ def document_of(run: Run, store: Store, system: System, given: Collection[str] |
     Args:
         given: dotted names of the fields that are given; None: those that a point gives which varies alone.
     """
-    document = {
-        "schema": SCHEMA,
-        "id": run.id,
-        "experiment": store.experiment,
-        "tier": store.tier,
-        "source": SIMULATED,
-        "config": to_dict(run),
-    }
+    document = base_record(run.id, store.experiment, store.tier, to_dict(run)) | {"source": SIMULATED}
     environment = {
         "system": system.name,
         "stack": system.stack,
