@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from harness.rank.failure import fail
+from harness.rank.failure import fail, shown
 from harness.rank.json_files import write_as
 from harness.rank.orders import Orders
 
@@ -109,10 +109,8 @@ def execute(measure: Callable[[Rank], None]) -> NoReturn:
         measure(rank)
     except Exception as error:
         traceback.print_exc()
-        first_line = (str(error).strip().splitlines() or [""])[0]
-        reason = f"rank {rank.rank}, {rank.report.at}: {type(error).__name__}: {first_line}"
         sys.stderr.flush()
-        fail(rank.attempt, rank.rank, "error", reason)
+        fail(rank.attempt, rank.rank, "error", f"rank {rank.rank}, {rank.report.at}: {shown(error)}")
         status = 1
     sys.stdout.flush()
     sys.stderr.flush()

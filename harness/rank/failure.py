@@ -112,6 +112,11 @@ def last_lines(attempt: Path, rank: int) -> list[str]:
         return []
 
 
+def shown(error: Exception) -> str:
+    """Return the kind of an error and the first line of its text."""
+    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+
+
 def cause_of(error: str) -> Cause:
     """Return why a rank raised, from the name and the text of its exception."""
     if OUT_OF_MEMORY.search(error) or error.startswith(("MemoryError", "OutOfMemoryError")):

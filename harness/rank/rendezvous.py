@@ -19,6 +19,7 @@ from typing import NamedTuple, TypeVar
 import torch
 import torch.distributed as dist
 
+from harness.rank.failure import shown
 from harness.rank.orders import Orders
 from impl.device import KINDS
 
@@ -66,8 +67,7 @@ def join(orders: Orders, rank: int, local_rank: int, world_size: int, rendezvous
     except (torch.OutOfMemoryError, RendezvousError):
         raise
     except (OSError, RuntimeError) as error:
-        first_line = (str(error).strip().splitlines() or [""])[0]
-        raise RendezvousError(f"{type(error).__name__}: {first_line}") from error
+        raise RendezvousError(shown(error)) from error
     return Joined(device.device, store)
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from harness.rank.failure import cause_of, fail
+from harness.rank.failure import cause_of, fail, shown
 from harness.rank.heartbeat import EXIT_SAVED, Heartbeat, places
 from harness.rank.host_use import HostUse
 from harness.rank.instruments import DamagedError, Inspection, Measured, Stopwatch
@@ -60,8 +60,7 @@ def main(attempt: Path, rank: int, local_rank: int, world_size: int, rendezvous:
     except Exception as error:
         traceback.print_exc()
         sys.stderr.flush()
-        first_line = (str(error).strip().splitlines() or [""])[0]
-        text = f"{type(error).__name__}: {first_line}"
+        text = shown(error)
         cause = "launch" if isinstance(error, RendezvousError | DamagedError) else cause_of(text)
         where = f" ({places(attempt, world_size)})" if cause == "hang" else ""
         fail(attempt, rank, cause, f"rank {rank}: {text}{where}")
