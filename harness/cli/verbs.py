@@ -70,14 +70,8 @@ def list_experiments(
     if len(found) > FEW:
         heads = [(e.id, "/".join(str(len(e.runs[tier])) for tier in TIERS)) for e in found]
         room = console().width - sum(max(map(len, column)) + 2 for column in zip(*heads, strict=True))
-        print(
-            columns(
-                [
-                    (*head, textwrap.shorten(e.question, max(room, 20), placeholder="..."))
-                    for head, e in zip(heads, found, strict=True)
-                ]
-            )
-        )
+        questions = [textwrap.shorten(e.question, max(room, 20), placeholder="...") for e in found]
+        print(columns([(*head, question) for head, question in zip(heads, questions, strict=True)]))
         print(f"\n{len(found)} experiments, with their points at {', '.join(TIERS)}; `list WORD` says more of a few")
         return 0
     table = Table("experiment", "question", "source", "tier", "points", "expected")

@@ -3,9 +3,7 @@
 import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Annotated, Literal
-
-import tyro
+from typing import Literal
 
 from harness.launch.site_file import Cluster, read_cluster
 from harness.rank import torchrun
@@ -24,7 +22,7 @@ class Saving:
 
     checkpoint_every: int = 0
     """Steps between checkpoints, from the last of which an interrupted or failed point resumes; 0 for none."""
-    keep_checkpoints: Annotated[bool, tyro.conf.FlagCreatePairsOff] = False
+    keep_checkpoints: Flag = False
     """Keep the checkpoints of finished points, too."""
     certify: Flag = False
     """Record hashes of losses, gradients and weights of every step, which the verb `certify` compares. Such a run is
