@@ -36,7 +36,6 @@ from harness.report import planner
 from harness.report.zipped import pack, unpack
 from impl.data.make_tokenizer import parse
 from impl.errors import InputError
-from impl.run import Run
 from tests.cli.test_fuzz import CODE_JUNK, changed, damaged, with_its_id
 from tests.crafted import old_checkpoint
 from tests.harness.made_up_records import certified, document, record_of
@@ -344,7 +343,7 @@ def main(calls: int = 2000, seed: int = 1, skip: int = 0, only: tuple[str, ...] 
 
 def options_of(verb: str) -> list[str]:
     """Return the options of a verb, after importing it."""
-    function_of(verb, Run())
+    function_of(verb)
     shown = io.StringIO()
     with contextlib.redirect_stdout(shown), contextlib.suppress(SystemExit):
         lmscale([verb, "--help"])

@@ -85,7 +85,7 @@ def idle_verbs(monkeypatch: pytest.MonkeyPatch) -> None:
         return functools.wraps(verb)(lambda *_, **__: 0)
 
     function_of = verb_table.function_of
-    monkeypatch.setattr(verb_table, "function_of", lambda name, default: idle(function_of(name, default)))
+    monkeypatch.setattr(verb_table, "function_of", lambda name: idle(function_of(name)))
     monkeypatch.setattr(signal, "signal", lambda *_: None)
 
 

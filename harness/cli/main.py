@@ -154,7 +154,9 @@ def _deferred(name: str, default: Run, given: frozenset[str]) -> Callable[..., C
     It passes the given fields on and does not call the verb, so that the verb's errors are not mistaken for the
     parser's.
     """
-    verb = verb_table.function_of(name, default)
+    verb = verb_table.function_of(name)
+    options = inspect.signature(verb).parameters
+    start = {"default": default} if "default" in options else {}  # `tune` has no options for the run's fields
 
     @functools.wraps(verb)
     def hold(*args: object, **kwargs: object) -> Callable[[], int]:
@@ -163,8 +165,10 @@ def _deferred(name: str, default: Run, given: frozenset[str]) -> Callable[..., C
                 kwargs[option] = given
             elif isinstance(value, Which):
                 kwargs[option] = dataclasses.replace(value, given=given)
-        return functools.partial(verb, *args, **kwargs)
+        return functools.partial(verb, *args, **kwargs, **start)
 
+    shown = [o.replace(default=default) if o.name == "config" else o for o in options.values() if o.name not in start]
+    hold.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
     sized = "\n\nBesides: `--model NAME`, a named size; `--config FILE.toml`, a file with a run." * (name in SIZED)
     first, _, rest = (inspect.getdoc(verb) or "").partition("\n\n")
     hold.__doc__ = "\n\n".join(filter(None, [f"Example: `lmscale {VERBS[name].example}`", first + sized, rest]))

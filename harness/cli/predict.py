@@ -1,7 +1,7 @@
 """The verb `predict`: time and memory of an experiment, one run, or a table of configurations on a described system."""
 
 import math
-from collections.abc import Callable, Iterable, Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -62,65 +62,60 @@ class Circumstances:
     p90 for quantiles of a step. Without it every choice of the router is equally likely."""
 
 
-def predict_from(default: Run) -> Callable[..., int]:
-    """Return the verb `predict`, with options that start from `default`."""
+def predict(
+    experiment: tyro.conf.Positional[str | None] = None,
+    /,
+    *,
+    system: str | None = None,
+    config: Annotated[Run, tyro.conf.arg(name="")] = Run(),  # noqa: B008 - frozen
+    rows: Path | None = None,
+    tier: Tier = "paper",
+    only: str | None = None,
+    under: Annotated[Circumstances, tyro.conf.arg(name="")] = Circumstances(),
+    failures: Annotated[Failures, tyro.conf.arg(name="")] = Failures(),  # noqa: B008 - frozen
+    out: Path = OWN,
+    given: Given = frozenset(),
+    json: Flag = False,
+) -> int:
+    """Predict the time and the memory of a training step on a described system; nothing is run.
 
-    def predict(
-        experiment: tyro.conf.Positional[str | None] = None,
-        /,
-        *,
-        system: str | None = None,
-        config: Annotated[Run, tyro.conf.arg(name="")] = default,
-        rows: Path | None = None,
-        tier: Tier = "paper",
-        only: str | None = None,
-        under: Annotated[Circumstances, tyro.conf.arg(name="")] = Circumstances(),
-        failures: Annotated[Failures, tyro.conf.arg(name="")] = Failures(),  # noqa: B008 - frozen
-        out: Path = OWN,
-        given: Given = frozenset(),
-        json: Flag = False,
-    ) -> int:
-        """Predict the time and the memory of a training step on a described system; nothing is run.
+    Args:
+        experiment: Id of an experiment, or its last word: its points become simulated records, in the tables beside
+            measured ones and the published numbers. Without it, and without --rows, one run is predicted.
+        system: A packaged system, or a YAML file as `calibrate` writes it; a row that names one in its column
+            `system` is predicted for that.
+        config: The run; `--model NAME` starts from a named size. A field that is not given has the system's default
+            where its file has one. A given field wins over what the system's software always does (`habits` of its
+            file), which holds for the others. With an experiment, the fields of the plan that are given replace
+            those of every point.
+        rows: A CSV file of configurations, which is printed with predictions; a column that is left out is as a
+            field that is not given, and a row that cannot be predicted has the reason instead. Rows whose `split`
+            is `calibrate` have `iteration_time_s`, and the constants are fitted to them first.
+        tier: smoke, small or paper.
+        only: Predict the points of an experiment whose label contains or matches this, or whose id begins with it.
+        under: What one run is predicted under.
+        failures: What goodput is predicted for.
+        out: Folder of records.
+        given: Fields of a run that are given, by dotted name.
+        json: Print one JSON document on standard output.
+    """
+    found = None if system is None else load_system(system)
+    _require_one_run(rows is not None or experiment is not None, *asdict(under).values(), failures.mtbf)
+    _require_used(experiment is None and (only is not None or tier != "paper" or out != OWN), failures)
+    of_plan = plan_fields(given)
+    is_run = bool(given) if rows is not None else len(given) > len(of_plan)
+    _require_one({"--rows": rows is not None, "an experiment": experiment is not None, "fields of a run": is_run})
+    if rows is not None:
+        from harness.predict.csv_rows import predict_rows  # csv_rows fits, which imports SciPy
 
-        Args:
-            experiment: Id of an experiment, or its last word: its points become simulated records, in the tables beside
-                measured ones and the published numbers. Without it, and without --rows, one run is predicted.
-            system: A packaged system, or a YAML file as `calibrate` writes it; a row that names one in its column
-                `system` is predicted for that.
-            config: The run; `--model NAME` starts from a named size. A field that is not given has the system's default
-                where its file has one. A given field wins over what the system's software always does (`habits` of its
-                file), which holds for the others. With an experiment, the fields of the plan that are given replace
-                those of every point.
-            rows: A CSV file of configurations, which is printed with predictions; a column that is left out is as a
-                field that is not given, and a row that cannot be predicted has the reason instead. Rows whose `split`
-                is `calibrate` have `iteration_time_s`, and the constants are fitted to them first.
-            tier: smoke, small or paper.
-            only: Predict the points of an experiment whose label contains or matches this, or whose id begins with it.
-            under: What one run is predicted under.
-            failures: What goodput is predicted for.
-            out: Folder of records.
-            given: Fields of a run that are given, by dotted name.
-            json: Print one JSON document on standard output.
-        """
-        found = None if system is None else load_system(system)
-        _require_one_run(rows is not None or experiment is not None, *asdict(under).values(), failures.mtbf)
-        _require_used(experiment is None and (only is not None or tier != "paper" or out != OWN), failures)
-        of_plan = plan_fields(given)
-        is_run = bool(given) if rows is not None else len(given) > len(of_plan)
-        _require_one({"--rows": rows is not None, "an experiment": experiment is not None, "fields of a run": is_run})
-        if rows is not None:
-            from harness.predict.csv_rows import predict_rows  # csv_rows fits, which imports SciPy
-
-            return predict_rows(rows, found, json)
-        if found is None:
-            raise InputError(f"predict needs --system; valid: {', '.join(names())}, or a YAML file")
-        if experiment is not None:
-            named = load(experiment)
-            runs = changed(named.runs[tier], None, None, config.plan, of_plan)
-            return predict_experiment(named, runs, only, given, Store(out, named.id, tier, found.name), found, json)
-        return predict_run(simulated(config, given, found), found, under, failures, json)
-
-    return predict
+        return predict_rows(rows, found, json)
+    if found is None:
+        raise InputError(f"predict needs --system; valid: {', '.join(names())}, or a YAML file")
+    if experiment is not None:
+        named = load(experiment)
+        runs = changed(named.runs[tier], None, None, config.plan, of_plan)
+        return predict_experiment(named, runs, only, given, Store(out, named.id, tier, found.name), found, json)
+    return predict_run(simulated(config, given, found), found, under, failures, json)
 
 
 def _require_used(is_without_points: bool, failures: Failures) -> None:

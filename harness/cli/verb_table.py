@@ -4,8 +4,6 @@ from collections.abc import Callable
 from importlib import import_module
 from typing import NamedTuple
 
-from impl.run import Run
-
 
 class Verb(NamedTuple):
     """Verb of the command line."""
@@ -18,7 +16,7 @@ class Verb(NamedTuple):
 
 
 SIZED = ("train", "memory", "ghost", "predict", "tune")
-"""Verbs with `--model SIZE` and `--config FILE`: their functions return the verb, whose options start from a run."""
+"""Verbs with `--model SIZE` and `--config FILE`: their options start from the run that these give."""
 VERBS = {
     "list": Verb("harness.cli.verbs:list_experiments", "List the experiments", "list megatron"),
     "new": Verb("harness.cli.new:new", "Write a file of your own that runs as it is", "new experiment places"),
@@ -54,30 +52,28 @@ VERBS = {
         "harness.cli.certify:certify", "Compare two certificates of runs, bit for bit", "certify here there"
     ),
     "schema": Verb("harness.cli.schema:schema", "Print the JSON schema of a record", "schema"),
-    "train": Verb(
-        "harness.cli.verbs:train_from", "Train one run", "train --model gpt-0.5m --plan.dp 2 --train.steps 20"
-    ),
+    "train": Verb("harness.cli.verbs:train", "Train one run", "train --model gpt-0.5m --plan.dp 2 --train.steps 20"),
     "timeline": Verb(
         "harness.cli.timeline:draw_timeline", "Draw a pipeline schedule", "timeline --plan.pp 4 --plan.schedule zb_h1"
     ),
     "memory": Verb(
-        "harness.predict.memory:memory_from",
+        "harness.predict.memory:memory",
         "Predict the memory that every pipeline rank of a run needs",
         "memory --model gpt-2.5b --plan.tp 2",
     ),
     "ghost": Verb(
-        "harness.predict.ghost:ghost_from",
+        "harness.predict.ghost:ghost",
         "Execute the ranks of a run without devices, check their order",
         "ghost --model gpt-2.5b --plan.tp 2 --plan.pp 4",
     ),
     "predict": Verb(
-        "harness.cli.predict:predict_from",
+        "harness.cli.predict:predict",
         "Predict the time and the memory of a training step",
         "predict --system selene --model gpt-2.5b --plan.tp 4 --precision fp16 --train.global-batch 64",
     ),
     "calibrate": Verb("harness.calibrate.calibrate:calibrate", "Measure this machine", "calibrate --out here.yaml"),
     "tune": Verb(
-        "harness.tune.tune:tune_from",
+        "harness.tune.tune:tune",
         "Find the fastest parallel plans for a model",
         "tune --system selene --gpus 64 --model gpt-2.5b",
     ),
@@ -113,8 +109,7 @@ VERBS = {
 }
 
 
-def function_of(name: str, default: Run) -> Callable[..., int]:
-    """Import and return a verb's function; the options of one in SIZED start from the default run."""
+def function_of(name: str) -> Callable[..., int]:
+    """Import and return a verb's function."""
     module, _, function = VERBS[name].where.partition(":")
-    found = getattr(import_module(module), function)
-    return found(default) if name in SIZED else found
+    return getattr(import_module(module), function)

@@ -5,7 +5,6 @@ import dataclasses
 import json as json_format
 import tempfile
 import textwrap
-from collections.abc import Callable
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -234,66 +233,61 @@ def _write_files(
     return 0
 
 
-def train_from(default: Run) -> Callable[..., int]:
-    """Return the verb `train`, with options that start from `default`."""
+def train(
+    config: Annotated[Run, tyro.conf.arg(name="")] = Run(),  # noqa: B008 - frozen
+    *,
+    place: Annotated[Place, tyro.conf.arg(name="")] = Place(),  # noqa: B008 - frozen
+    trying: Annotated[Trying, tyro.conf.arg(name="")] = Trying(),  # noqa: B008 - frozen
+    saving: Annotated[Saving, tyro.conf.arg(name="")] = Saving(),  # noqa: B008 - frozen
+    out: Path | None = None,
+    json: Flag = False,
+) -> int:
+    """Train one run; every field is an option, and `--model NAME` starts from a named size.
 
-    def train(
-        config: Annotated[Run, tyro.conf.arg(name="")] = default,
-        *,
-        place: Annotated[Place, tyro.conf.arg(name="")] = Place(),  # noqa: B008 - frozen
-        trying: Annotated[Trying, tyro.conf.arg(name="")] = Trying(),  # noqa: B008 - frozen
-        saving: Annotated[Saving, tyro.conf.arg(name="")] = Saving(),  # noqa: B008 - frozen
-        out: Path | None = None,
-        json: Flag = False,
-    ) -> int:
-        """Train one run; every field is an option, and `--model NAME` starts from a named size.
+    `--config FILE` starts from a run in a TOML or JSON file, or from that of a record; options change it.
 
-        `--config FILE` starts from a run in a TOML or JSON file, or from that of a record; options change it.
+    Args:
+        config: What is trained and how.
+        place: Where it runs.
+        trying: How long a try may take, and when there is another one.
+        saving: Checkpoints and certificates, if any.
+        out: Keep the record, tables and figures in this folder; without it they are only printed.
+        json: Print the record.
+    """
+    from harness.cli.sweeps import carry_out, nothing_written, require_certified, site_of
+    from harness.experiment.experiment import Point
+    from harness.launch.attempt import Options, why_refused
+    from harness.report.results import all_tables, in_words_of_certified, write_results
 
-        Args:
-            config: What is trained and how.
-            place: Where it runs.
-            trying: How long a try may take, and when there is another one.
-            saving: Checkpoints and certificates, if any.
-            out: Keep the record, tables and figures in this folder; without it they are only printed.
-            json: Print the record.
-        """
-        from harness.cli.sweeps import carry_out, nothing_written, require_certified, site_of
-        from harness.experiment.experiment import Point
-        from harness.launch.attempt import Options, why_refused
-        from harness.report.results import all_tables, in_words_of_certified, write_results
-
-        if place.follows_torchrun():
-            return 0
-        trying.require()
-        saving.require(out)
-        site = site_of(place.on, place.device, [config], place.cluster(), allow_oom=place.allow_oom)
-        if out is None:
-            _require_no_out(place, config)
-        with tempfile.TemporaryDirectory() as scratch:
-            store = Store(out or Path(scratch), "train", "small")
-            # a run requested by name is repeated whatever its last outcome
-            options = Options(**vars(dataclasses.replace(trying, retry="all")), site=site, saving=saving)
-            with nothing_written(store) as datasets:
-                if reason := why_refused(config, store, datasets, options):
-                    raise InputError(reason)
-            points = [Point(config, f"train {config.id}")]
-            require_certified(points, store, saving)
-            carry_out(points, store, datasets, options)
-            record, document = store.read(config.id), store.document(config.id)
-            assert record is not None
-            if out:
-                write_results(store)
-        if json:
-            print_json(document)
-        else:
-            print_tables(all_tables([record]))
-            print(*filter(None, [in_words_of_certified([record])]))
-            if config.keep_end:
-                print(f"\ncheckpoint: {Attempts(store).checkpoints(config.id)}")
-        return 0 if record.status in FINISHED else 1
-
-    return train
+    if place.follows_torchrun():
+        return 0
+    trying.require()
+    saving.require(out)
+    site = site_of(place.on, place.device, [config], place.cluster(), allow_oom=place.allow_oom)
+    if out is None:
+        _require_no_out(place, config)
+    with tempfile.TemporaryDirectory() as scratch:
+        store = Store(out or Path(scratch), "train", "small")
+        # a run requested by name is repeated whatever its last outcome
+        options = Options(**vars(dataclasses.replace(trying, retry="all")), site=site, saving=saving)
+        with nothing_written(store) as datasets:
+            if reason := why_refused(config, store, datasets, options):
+                raise InputError(reason)
+        points = [Point(config, f"train {config.id}")]
+        require_certified(points, store, saving)
+        carry_out(points, store, datasets, options)
+        record, document = store.read(config.id), store.document(config.id)
+        assert record is not None
+        if out:
+            write_results(store)
+    if json:
+        print_json(document)
+    else:
+        print_tables(all_tables([record]))
+        print(*filter(None, [in_words_of_certified([record])]))
+        if config.keep_end:
+            print(f"\ncheckpoint: {Attempts(store).checkpoints(config.id)}")
+    return 0 if record.status in FINISHED else 1
 
 
 def _require_no_out(place: Place, run: Run) -> None:

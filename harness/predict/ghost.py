@@ -3,7 +3,7 @@
 import multiprocessing
 import os
 import threading
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ProcessPoolExecutor
 from dataclasses import replace
 from functools import partial
@@ -41,39 +41,34 @@ WHAT = {
 """What holds where nothing is found, by what is checked."""
 
 
-def ghost_from(default: Run) -> Callable[..., int]:
-    """Return the function of the verb `ghost`, whose options start from the run `default`."""
+def ghost(
+    config: Annotated[Run, tyro.conf.arg(name="")] = Run(),  # noqa: B008 - frozen
+    *,
+    device: Literal["cuda", "cpu"] = "cuda",
+    device_memory: str | None = None,
+    json: Flag = False,
+) -> int:
+    """Execute the ranks of a run without devices, check their order: a step of each, without network or memory.
 
-    def ghost(
-        config: Annotated[Run, tyro.conf.arg(name="")] = default,
-        *,
-        device: Literal["cuda", "cpu"] = "cuda",
-        device_memory: str | None = None,
-        json: Flag = False,
-    ) -> int:
-        """Execute the ranks of a run without devices, check their order: a step of each, without network or memory.
+    The exit status is 1 if ranks do not fit together, or differ from the formulas.
 
-        The exit status is 1 if ranks do not fit together, or differ from the formulas.
-
-        Args:
-            config: The run; `--model NAME` starts from a named size.
-            device: Whose branches the engine takes.
-            device_memory: What one device has, as 80GB or 40GiB: says whether the fullest rank fits.
-            json: Print one JSON document on standard output.
-        """
-        limit = None if device_memory is None else parse_bytes(device_memory)
-        require_possible(config, device)
-        found = examined(config, device)
-        most = max(map(_on_device, found["memory"]), default=0)
-        verdict = None if limit is None else fit(most, limit, taken_of(device))
-        found |= {"fullest_bytes": most, "fits": verdict and verdict != "does not fit", "fit": verdict}
-        if json:
-            print_json(found)
-        else:
-            _print(config, found, device_memory)
-        return int(any(found["problems"].values()) or found["fits"] is False)
-
-    return ghost
+    Args:
+        config: The run; `--model NAME` starts from a named size.
+        device: Whose branches the engine takes.
+        device_memory: What one device has, as 80GB or 40GiB: says whether the fullest rank fits.
+        json: Print one JSON document on standard output.
+    """
+    limit = None if device_memory is None else parse_bytes(device_memory)
+    require_possible(config, device)
+    found = examined(config, device)
+    most = max(map(_on_device, found["memory"]), default=0)
+    verdict = None if limit is None else fit(most, limit, taken_of(device))
+    found |= {"fullest_bytes": most, "fits": verdict and verdict != "does not fit", "fit": verdict}
+    if json:
+        print_json(found)
+    else:
+        _print(config, found, device_memory)
+    return int(any(found["problems"].values()) or found["fits"] is False)
 
 
 def all_fit(points: Mapping[str, Run], device: str) -> bool:

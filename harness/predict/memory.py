@@ -2,7 +2,7 @@
 
 import os
 import subprocess
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from functools import cache
 from pathlib import Path
 from typing import Annotated, Literal
@@ -25,52 +25,47 @@ from impl.simulator.room import fit, taken_of
 CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "buffers", "rest", "total", "host")
 
 
-def memory_from(default: Run) -> Callable[..., int]:
-    """Return the function of the verb `memory`; options that are not given are those of the run `default`."""
+def memory(
+    config: Annotated[Run, tyro.conf.arg(name="")] = Run(),  # noqa: B008 - frozen
+    *,
+    device: Literal["cuda", "cpu"] = "cuda",
+    device_memory: str | None = None,
+    json: Flag = False,
+) -> int:
+    """Predict the memory that every pipeline rank of a run needs, by category; nothing is launched.
 
-    def memory(
-        config: Annotated[Run, tyro.conf.arg(name="")] = default,
-        *,
-        device: Literal["cuda", "cpu"] = "cuda",
-        device_memory: str | None = None,
-        json: Flag = False,
-    ) -> int:
-        """Predict the memory that every pipeline rank of a run needs, by category; nothing is launched.
-
-        Args:
-            config: The run; `--model NAME` starts from a named size.
-            device: What it would run on.
-            device_memory: What one device has, as 80GB or 40GiB: says what fits.
-            json: Print one JSON document on standard output.
-        """
-        limit = None if device_memory is None else parse_bytes(device_memory)
-        if problems := config.problems():
-            raise InputError(problems[0])
-        if config.engine != "native":
-            raise InputError(f"the memory of the {config.engine} engine is not known; valid: --engine native")
-        tokens = tokenizer_size(config)
-        ranks = predicted(config, tokens, device)
-        fullest = max(range(len(ranks)), key=lambda rank: ranks[rank].total)
-        most = ranks[fullest].total
-        verdict = lambda size: None if limit is None else fit(size, limit, taken_of(device))
-        fits = lambda size: None if limit is None else verdict(size) != "does not fit"
-        if json:
-            rows = [
-                {"pipeline_rank": i, "bytes": m.as_dict(), "fits": fits(m.total), "fit": verdict(m.total)}
-                for i, m in enumerate(ranks)
-            ]
-            parameters = count_parameters(config.model, config.model.vocabulary(tokens)).total
-            document = {"parameters": parameters, "ranks": rows, "fullest": fullest}
-            known = {"device_memory_bytes": limit, "fits": fits(most), "fit": verdict(most)}
-            return print_json(document | known)
-        print_memory(ranks)
-        print(f"predicted; fullest: pipeline rank {fullest}, {shown(most)}")
-        if limit is not None:
-            doubt = taken_of(device).doubt(verdict(most))
-            print(f"{verdict(most)} {device_memory} ({most / limit:.0%} of it){doubt}")
-        return 0
-
-    return memory
+    Args:
+        config: The run; `--model NAME` starts from a named size.
+        device: What it would run on.
+        device_memory: What one device has, as 80GB or 40GiB: says what fits.
+        json: Print one JSON document on standard output.
+    """
+    limit = None if device_memory is None else parse_bytes(device_memory)
+    if problems := config.problems():
+        raise InputError(problems[0])
+    if config.engine != "native":
+        raise InputError(f"the memory of the {config.engine} engine is not known; valid: --engine native")
+    tokens = tokenizer_size(config)
+    ranks = predicted(config, tokens, device)
+    fullest = max(range(len(ranks)), key=lambda rank: ranks[rank].total)
+    most = ranks[fullest].total
+    verdict = lambda size: None if limit is None else fit(size, limit, taken_of(device))
+    fits = lambda size: None if limit is None else verdict(size) != "does not fit"
+    if json:
+        rows = [
+            {"pipeline_rank": i, "bytes": m.as_dict(), "fits": fits(m.total), "fit": verdict(m.total)}
+            for i, m in enumerate(ranks)
+        ]
+        parameters = count_parameters(config.model, config.model.vocabulary(tokens)).total
+        document = {"parameters": parameters, "ranks": rows, "fullest": fullest}
+        known = {"device_memory_bytes": limit, "fits": fits(most), "fit": verdict(most)}
+        return print_json(document | known)
+    print_memory(ranks)
+    print(f"predicted; fullest: pipeline rank {fullest}, {shown(most)}")
+    if limit is not None:
+        doubt = taken_of(device).doubt(verdict(most))
+        print(f"{verdict(most)} {device_memory} ({most / limit:.0%} of it){doubt}")
+    return 0
 
 
 def predicted(run: Run, tokenizer_tokens: int, device: str) -> list[Memory]:

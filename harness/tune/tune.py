@@ -2,7 +2,7 @@
 
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
@@ -181,66 +181,62 @@ class Task:
         return Journal.of(path, judge, self.base, *known, self.limit, self.gpus)
 
 
-def tune_from(default: Run) -> Callable[..., int]:
-    """Return the verb `tune`, for the model of `default`."""
+def tune(
+    *,
+    system: str,
+    gpus: int,
+    global_batch: int | None = None,
+    precision: Precision | None = None,
+    fix: tuple[str, ...] = (),
+    top: int = TOP,
+    others: tuple[str, ...] | None = None,
+    grids: Flag = False,
+    search: float = 0.0,
+    trials: int = 0,
+    measure: int = 0,
+    steps: int = STEPS,
+    device_memory: str | None = None,
+    out: Path | None = None,
+    default: Run = Run(),  # noqa: B008 - frozen
+    given: Given = frozenset(),
+    json: Flag = False,
+) -> int:
+    """Find the fastest parallel plans for a model that fit a system's memory; `--model NAME` says which model.
 
-    def tune(
-        *,
-        system: str,
-        gpus: int,
-        global_batch: int | None = None,
-        precision: Precision | None = None,
-        fix: tuple[str, ...] = (),
-        top: int = TOP,
-        others: tuple[str, ...] | None = None,
-        grids: Flag = False,
-        search: float = 0.0,
-        trials: int = 0,
-        measure: int = 0,
-        steps: int = STEPS,
-        device_memory: str | None = None,
-        out: Path | None = None,
-        given: Given = frozenset(),
-        json: Flag = False,
-    ) -> int:
-        """Find the fastest parallel plans for a model that fit a system's memory; `--model NAME` says which model.
+    All plans are estimated in closed form, the best simulated event by event. The fastest is marked as doubtful
+    if the system was not calibrated on its kind of plan, or misses it badly; the fastest without doubt comes then
+    too. With --measure the best are run on this machine, and their predicted order is compared with the measured.
 
-        All plans are estimated in closed form, the best simulated event by event. The fastest is marked as doubtful
-        if the system was not calibrated on its kind of plan, or misses it badly; the fastest without doubt comes then
-        too. With --measure the best are run on this machine, and their predicted order is compared with the measured.
-
-        Args:
-            system: A packaged system, or a YAML file as `calibrate` writes it.
-            gpus: Devices, all of which a plan uses.
-            global_batch: Sequences of a step; by default those of a `--config` file, else 1,536.
-            precision: By default the file's, else the first of bf16, fp16, fp32 that the system has a peak rate for.
-            fix: Allowed values of knobs, as tp=8 or schedule=one_f_one_b,interleaved. A knob that the system's software
-                sets by itself is searched if it is named here, as overlap_grad_reduce=true,false.
-            top: Number of plans of different shape that are simulated event by event.
-            others: Schedules that only events judge, for the fastest pipelines; by default all, if `fix` names none.
-            grids: Also judge the fastest plans with hidden features divided over tensor-parallel ranks (`plan.tp3`).
-            search: Seconds to search for the shortest order of the fastest pipeline's passes, in any schedule.
-            trials: Further plans that Optuna proposes, starting from the best; simulated, or with --measure run.
-            measure: Number of plans that are run on this machine.
-            steps: Training steps of each of these.
-            device_memory: Memory of a device that a plan may use, as 80GB or 40GiB; by default 95% of it, or less.
-            out: Folder of measured records and of the journal, from which the same command continues.
-            json: Print one JSON document on standard output.
-        """
-        global_batch, precision = _of_file(default, given, global_batch, precision)
-        _require_numbers(trials, measure, search, out, gpus=gpus, global_batch=global_batch, top=top, steps=steps)
-        found, recipe = load_system(system), Recipe(global_batch=global_batch, microbatch=1, steps=steps)
-        task = Task(base_of(default, found, precision, recipe), found, gpus, _room(found, device_memory), fix)
-        task = replace(task, base=task.simulated(task.base).asked, others=others_of(others, fix), grids=grids)
-        real = _here(out, found) if measure and out is not None else None
-        document, inside = _search(task, top, out, search)
-        if trials:
-            document["trials"] = _trials(task, inside, document["best"][: measure or top], trials, real, out)
-        if real is not None:
-            document["measured"] = compared(document.get("trials") or document["best"][:measure], task.base, real)
-        return print_json(document) if json else print_search(document, found)
-
-    return tune
+    Args:
+        system: A packaged system, or a YAML file as `calibrate` writes it.
+        gpus: Devices, all of which a plan uses.
+        global_batch: Sequences of a step; by default those of a `--config` file, else 1,536.
+        precision: By default the file's, else the first of bf16, fp16, fp32 that the system has a peak rate for.
+        fix: Allowed values of knobs, as tp=8 or schedule=one_f_one_b,interleaved. A knob that the system's software
+            sets by itself is searched if it is named here, as overlap_grad_reduce=true,false.
+        top: Number of plans of different shape that are simulated event by event.
+        others: Schedules that only events judge, for the fastest pipelines; by default all, if `fix` names none.
+        grids: Also judge the fastest plans with hidden features divided over tensor-parallel ranks (`plan.tp3`).
+        search: Seconds to search for the shortest order of the fastest pipeline's passes, in any schedule.
+        trials: Further plans that Optuna proposes, starting from the best; simulated, or with --measure run.
+        measure: Number of plans that are run on this machine.
+        steps: Training steps of each of these.
+        device_memory: Memory of a device that a plan may use, as 80GB or 40GiB; by default 95% of it, or less.
+        out: Folder of measured records and of the journal, from which the same command continues.
+        json: Print one JSON document on standard output.
+    """
+    global_batch, precision = _of_file(default, given, global_batch, precision)
+    _require_numbers(trials, measure, search, out, gpus=gpus, global_batch=global_batch, top=top, steps=steps)
+    found, recipe = load_system(system), Recipe(global_batch=global_batch, microbatch=1, steps=steps)
+    task = Task(base_of(default, found, precision, recipe), found, gpus, _room(found, device_memory), fix)
+    task = replace(task, base=task.simulated(task.base).asked, others=others_of(others, fix), grids=grids)
+    real = _here(out, found) if measure and out is not None else None
+    document, inside = _search(task, top, out, search)
+    if trials:
+        document["trials"] = _trials(task, inside, document["best"][: measure or top], trials, real, out)
+    if real is not None:
+        document["measured"] = compared(document.get("trials") or document["best"][:measure], task.base, real)
+    return print_json(document) if json else print_search(document, found)
 
 
 def _of_file(

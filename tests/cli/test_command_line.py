@@ -13,7 +13,6 @@ from hypothesis import strategies as st
 
 from harness.cli import verb_table
 from harness.experiment.loading import load
-from impl.run import Run
 from tests.harness.calls import Started, call, put_record, refused, the_error
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -276,7 +275,7 @@ def test_help_opens_with_an_example_that_is_valid(name: str, monkeypatch: pytest
 
 def test_the_list_of_verbs_says_how_the_text_of_each_begins():
     for name, verb in verb_table.VERBS.items():
-        text = verb_table.function_of(name, Run()).__doc__ or ""
+        text = verb_table.function_of(name).__doc__ or ""
         assert " ".join(text.split()).startswith(verb.summary)
 
 
