@@ -140,7 +140,7 @@ def run(
             print_plan(found, Sweep(store, datasets, options), points, json)
             return int(bool(refused) or (ghost and not all_fit({p.label: p.run for p in points}, site.device)))
         if refused:
-            return print_refused(found, store, refused, which.words_of_predict, json)
+            return print_refused(found, store, refused, None if which.sweep or which.data else which.words(), json)
     carry_out(points, store, datasets, options)
     return tell_submitted(chosen, which.words(data=True), json) if detach else tell_results(found, store, points, json)
 
@@ -203,8 +203,8 @@ def table(
         others = results.other_points(found, records)
         statuses = [record.status for record in records if record not in others]
         of_tier = f"\n{found.id}, tier {tier}" + (f": {counted(statuses)}" if statuses else "")
-        notes = [of_tier, *results.in_words(others, records), folders.read_from(out, [found.id])]
-        print(*filter(None, notes), sep="\n")
+        notes = [results.in_words_of_others(others), results.in_words_of_certified(records)]
+        print(*filter(None, [of_tier, *notes, folders.read_from(out, [found.id])]), sep="\n")
         return 0
     if format in ("parquet", "pdf"):
         return _write_files(found, Path(f"{found.id.replace('/', '-')}-{tier}"), made, records, width, format)

@@ -74,11 +74,6 @@ class Which:
         runs = swept(runs, self.sweep) if self.sweep else runs
         return Chosen(found, tier, Store(folder, found.id, tier), points(runs, self.only))
 
-    @property
-    def words_of_predict(self) -> list[str] | None:
-        """Options by which `predict` chooses the same points; None: it has none for other data and sweeps."""
-        return None if self.sweep or self.data else self.words()
-
     def words(self, *, data: bool = False) -> list[str]:
         """Return the options that choose the same points and folder in another command.
 

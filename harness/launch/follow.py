@@ -4,7 +4,6 @@ import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 from rich.console import Console
 from rich.progress import (
@@ -22,7 +21,7 @@ from harness.launch.trackers import Trackers
 from harness.rank.results import step_of
 from harness.records.printable import printable
 from harness.records.record import Record
-from harness.records.store import RESUMED, read_json
+from harness.records.store import RESUMED, Document, read_json
 
 LOOK_SECONDS = 1.0
 """Time between two looks at the steps of a running point."""
@@ -34,15 +33,6 @@ REFRESHES = 2
 """Updates of a terminal's display per second, few as the ranks may need the processor."""
 PLAIN_SECONDS = 15.0
 """Time between two lines on a running point if the display is not a terminal."""
-
-
-class Step(NamedTuple):
-    """Step in the log of a rank."""
-
-    step: int
-    loss: float | None
-    """Training loss; None if it is not finite."""
-    seconds: float
 
 
 class Display:
@@ -90,12 +80,12 @@ class Display:
         )
         self.shown[point.id] = time.monotonic()
 
-    def advanced(self, point: Point, steps: Sequence[Step]) -> None:
+    def advanced(self, point: Point, steps: Sequence[Document]) -> None:
         """Show the latest steps of a running point, the last of them last; none before the first."""
         if not steps:
             return
-        loss, done = steps[-1].loss, steps[-1].step + 1
-        rate = point.run.tokens_per_step * len(steps) / max(1e-9, sum(step.seconds for step in steps))
+        loss, done = steps[-1]["loss"], steps[-1]["step"] + 1
+        rate = point.run.tokens_per_step * len(steps) / max(1e-9, sum(step["seconds"] for step in steps))
         detail = f"loss {'not finite' if loss is None else format(loss, '.3f')}, {rate:,.0f} tokens/s"
         self.progress.update(self.tasks[point.id], completed=done, detail=detail)
         now = time.monotonic()
@@ -170,7 +160,7 @@ class Follower:
         self.display.message(f"{label}: {what}")
 
 
-def latest_steps(log: Path) -> list[Step]:
+def latest_steps(log: Path) -> list[Document]:
     """Return the last steps in whole lines of a growing log; other lines are ignored."""
     try:
         with log.open("rb") as file:
@@ -178,5 +168,4 @@ def latest_steps(log: Path) -> list[Step]:
             lines = file.read().decode(errors="replace").split("\n")
     except OSError:
         return []
-    found = [step for line in lines[-LATEST - 1 : -1] if (step := step_of(line)) is not None]
-    return [Step(step["step"], step["loss"], step["seconds"]) for step in found]
+    return [step for line in lines[-LATEST - 1 : -1] if (step := step_of(line)) is not None]

@@ -8,7 +8,7 @@ folder that all nodes see, as on a cluster.
 import atexit
 import functools
 import os
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from datetime import timedelta
@@ -117,12 +117,8 @@ def follow(announced: Announced, rank: int, variables: Mapping[str, str]) -> Non
             if rank < orders.ranks:
                 node, local_rank = int(variables["GROUP_RANK"]), int(variables["LOCAL_RANK"])
                 task = Task(rank, orders.ranks, local_rank, attempt.name, orders.hosts, node)
-                Supervisor(attempt, orders, task, gpus=gpus_here(orders)).run()
-
-
-def gpus_here(orders: Orders) -> Sequence[str]:
-    """Return the GPUs that the ranks of this node see: all, of which each takes its own."""
-    return visible_gpus() if orders.device == "cuda" else ()
+                gpus = visible_gpus() if orders.device == "cuda" else ()  # all, of which each rank takes its own
+                Supervisor(attempt, orders, task, gpus=gpus).run()
 
 
 def others_run(attempt: Path, ranks: int) -> bool:

@@ -56,11 +56,6 @@ def in_words_of_certified(records: Sequence[Record]) -> str:
     return f"{what}: hashing is in its steps; `lmscale certify` compares certificates" if count else ""
 
 
-def in_words(others: Sequence[Record], records: Sequence[Record]) -> list[str]:
-    """Return the lines about records of other points, and about certified ones."""
-    return [in_words_of_others(others), in_words_of_certified(records)]
-
-
 def write(tables: Sequence[Table], folder: Path, *, table: MakesTable | None = None) -> list[Path]:
     """Write these tables as Markdown, CSV and LaTeX, in place of those of an earlier call.
 

@@ -11,14 +11,14 @@ from typing import Any
 import psutil
 
 from harness.experiment.experiment import Point
-from harness.launch.follow import Display, Step
+from harness.launch.follow import Display
 from harness.launch.preflight import Datasets
 from harness.launch.slurm import Site
 from harness.launch.sweep import Options, Sweep
 from harness.launch.trackers import Trackers
 from harness.rank import jobs
 from harness.records.record import Record
-from harness.records.store import Store
+from harness.records.store import Document, Store
 from impl.data.config import DataConfig
 from impl.data.synthetic import SyntheticConfig, write_synthetic
 from impl.evaluation_config import EvaluationConfig
@@ -88,7 +88,7 @@ class Told(Display):
         if self.on_start is not None:
             self.on_start(point.run.id)
 
-    def advanced(self, point: Point, steps: Sequence[Step]) -> None:
+    def advanced(self, point: Point, steps: Sequence[Document]) -> None:
         if self.on_look is not None:
             self.on_look(point)
 

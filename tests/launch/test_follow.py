@@ -9,7 +9,7 @@ import pytest
 from rich.console import Console
 
 from harness.experiment.experiment import Point
-from harness.launch.follow import LATEST, Display, Follower, Step, latest_steps
+from harness.launch.follow import LATEST, Display, Follower, latest_steps
 from harness.records.store import RESUMED
 from impl.run import Run
 from tests.harness.made_up_records import changed, record
@@ -26,7 +26,7 @@ def step(number: int, **fields: Any) -> str:
 
 
 def test_the_last_steps_of_a_growing_log_are_read(path: Path, monkeypatch: pytest.MonkeyPatch):
-    numbers = lambda: [one.step for one in latest_steps(path)]
+    numbers = lambda: [one["step"] for one in latest_steps(path)]
     assert numbers() == []
     text = "".join(map(step, range(25)))
     path.write_text(text[:-10])
@@ -34,7 +34,7 @@ def test_the_last_steps_of_a_growing_log_are_read(path: Path, monkeypatch: pytes
     path.write_text(text)
     assert numbers() == list(range(25 - LATEST, 25))
     path.write_text(step(3) + step(4, loss=float("nan")))
-    assert [(one.step, one.loss) for one in latest_steps(path)] == [(3, 1.0), (4, None)]
+    assert [(one["step"], one["loss"]) for one in latest_steps(path)] == [(3, 1.0), (4, None)]
     path.write_text(text)
     monkeypatch.setattr("harness.launch.follow.TAIL_BYTES", 300)
     assert 0 < len(numbers()) < LATEST
@@ -44,7 +44,7 @@ def test_the_last_steps_of_a_growing_log_are_read(path: Path, monkeypatch: pytes
 @pytest.mark.parametrize("junk", ["{\n", "[]\n", "null\n", "\xff\xfe\n", '{"step": 1}\n', "[" * 5000 + "\n"])
 def test_what_is_no_step_is_left_out(path: Path, junk: str):
     path.write_bytes(step(0).encode() + junk.encode("latin-1") + step(1).encode())
-    assert [one.step for one in latest_steps(path)] == [0, 1]
+    assert [one["step"] for one in latest_steps(path)] == [0, 1]
 
 
 def test_a_point_starts_and_resumes_once(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
@@ -65,7 +65,7 @@ def test_a_display_counts_every_point_and_tells_the_queue_when_it_changes():
     shown = io.StringIO()
     console = Console(file=shown, width=200)
     some = [Point(Run(seed=seed), f"seed={seed}") for seed in range(3)]
-    steps = [Step(41, 2.5, 0.1)]
+    steps = [{"step": 41, "loss": 2.5, "seconds": 0.1}]
     ended = changed(record(train__steps=1), steps=[{"step": 0, "loss": 2.5}], times={"total_seconds": 3.0})
     with Display(3, console) as display:
         display.skipped(some[0])
