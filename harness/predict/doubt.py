@@ -3,7 +3,7 @@
 import dataclasses
 import math
 from collections.abc import Mapping
-from typing import Any, NamedTuple
+from typing import Any
 
 from harness.experiment.published import FOLDER
 from harness.predict.csv_rows import CALIBRATE, read_rows
@@ -30,23 +30,8 @@ COMPUTING = (
 """Constants of a system by which computing takes no time, in the form of NETWORK."""
 
 
-class Doubt(NamedTuple):
-    """Uncertainty of a prediction, which a simulated record keeps for verdicts."""
-
-    fitted: str | None
-    """Name of the row of this run that the system's constants were fitted to."""
-    calibrated_on: int
-    """Number of rows that the constants were fitted to."""
-    slopes: dict[str, float]
-    """Change of log seconds per standard deviation of what runs on the system have in common."""
-    own_sd: float
-    """Standard deviation of log seconds of this run alone, at least: that of its interval's rest, if it is larger."""
-    without: dict[str, float]
-    """Seconds where network, computing or pipeline bubble take no time."""
-
-
-def doubt(run: Done, system: System) -> Doubt:
-    """Return how far a prediction may be off, and what it is on idealised machines.
+def doubt(run: Done, system: System) -> dict[str, Any]:
+    """Return how far a prediction may be off, and what it is on idealised machines: fields of a record's prediction.
 
     Slopes are by direction of the constants' joint spread after calibration, independent of each other, and by size
     beyond the calibrated ones: what two runs share cancels in their ratio. A row scatters by the system's `row_sd`
@@ -57,8 +42,13 @@ def doubt(run: Done, system: System) -> Doubt:
     if known is not None and not known.spread:
         low, high = log_bounds(known, run)
         own = (high - low) / 2 / NINE_TENTHS
-    fitted = len(known.rows) if known else 0
-    return Doubt(fitted_row(run, system), fitted, shared_causes(run, system), own, without(run, system))
+    return {
+        "fitted": fitted_row(run, system),
+        "calibrated_on": len(known.rows) if known else 0,
+        "slopes": shared_causes(run, system),
+        "own_sd": own,
+        "without": without(run, system),
+    }
 
 
 def shared_causes(run: Done, system: System) -> dict[str, float]:

@@ -61,7 +61,7 @@ def document_of(run: Run, store: Store, system: System, given: Collection[str] |
             **interval(system, asked, found.seconds)._asdict(),
             **{name: getattr(found, name) for name in ("bubble", "exposed", "mfu", "hfu")},
             "microbatches_in_flight": max(in_flight),
-            **doubt(asked.done, system)._asdict(),
+            **doubt(asked.done, system),
         },
         "ranks": _ranks(asked.done, vocab_size, found, system),
     }
