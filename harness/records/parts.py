@@ -376,8 +376,8 @@ class Try:
 class Head:
     """Identity and outcome of a record's run."""
 
-    schema: Literal[2]
-    """Version of the document."""
+    schema: Literal[1, 2]
+    """Version of the document; those of version 2 begin with a digest."""
     id: str
     experiment: str
     tier: str

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from harness.records.record import Record  # ranks and supervisors start faster without them
 
 SCHEMA = 2
-"""Version of records."""
+"""Version of records that are written; version 1, without digest, can be read too."""
 SIMULATED = "simulated"
 """Source of a simulated record, and the folder of such records, with one folder for each system."""
 FINISHED = ("ok", "nan")
@@ -90,10 +90,10 @@ def with_digest(document: str) -> str:
 
 
 def read_checked(path: Path) -> Document:
-    """Return the object in a file without its digest, which is checked.
+    """Return the object in a file without its digest, which is checked; only documents of schema 1 may have none.
 
     Raises:
-        ValueError: the file is missing, is not a JSON object, has no digest, or was changed after it was written.
+        ValueError: the file is missing, is not a JSON object, or was changed after it was written.
     """
     text, has_digest = _text_of(path)
     try:
@@ -102,7 +102,7 @@ def read_checked(path: Path) -> Document:
         raise ValueError(NO_JSON) from error
     if not isinstance(found, dict):
         raise ValueError(NO_JSON)
-    if not has_digest:
+    if found.get("schema") == SCHEMA and not has_digest:
         raise ValueError(NO_DIGEST)
     return found
 
@@ -116,8 +116,13 @@ def read_record(path: Path) -> "Record":
     from harness.records.parse import parse
 
     text, has_digest = _text_of(path)
-    record = parse(text)
-    if not has_digest:
+    try:
+        record = parse(text)
+    except ValueError:
+        if b"NaN" not in text and b"Infinity" not in text:
+            raise
+        record = parse(json.dumps(loads(text.decode())).encode())  # neither is JSON; `loads` makes them None
+    if record.schema == SCHEMA and not has_digest:
         raise ValueError(NO_DIGEST)
     return record
 
@@ -278,9 +283,10 @@ def _head(path: Path) -> Document | None:
         checked = without_digest(content)
         text, is_whole = checked[:HEAD_BYTES], checked.endswith(END)
         end = next((field.start() for field in FIELD.finditer(text) if field[1] not in HEAD_NAMES), None)
-        if not is_whole or end is None or not DIGEST.match(content):
+        if not is_whole or end is None:
             return None
-        return loads(CONFIG.sub(b"\\1{},", text[:end], count=1).decode().rstrip().rstrip(",") + "}")
+        found = loads(CONFIG.sub(b"\\1{},", text[:end], count=1).decode().rstrip().rstrip(",") + "}")
+        return found if DIGEST.match(content) or found.get("schema") != SCHEMA else None
     except (OSError, ValueError, RecursionError):
         return None
 

@@ -45,7 +45,7 @@ def test_status_tells_of_every_point_what_became_of_it(out: Path):
     first, second, third, *rest = load("quickstart").runs["smoke"]
     put_record(out, "quickstart", first)
     put_record(out, "quickstart", second, status="failed", reason="rank 1 was killed by SIGKILL")
-    put_record(out, "quickstart", third).write_text('{"schema": 2, "status": "ok"')
+    put_record(out, "quickstart", third).write_text('{"schema": 1, "status": "ok"')
     put_record(out, "quickstart", rest[0], tier="small")
     found = document(call("status", "quickstart", "--json", "--out", out).output)
     assert [p["status"] for p in found["points"]] == ["ok", "failed", *["missing"] * (1 + len(rest))]

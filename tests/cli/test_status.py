@@ -12,7 +12,7 @@ from harness.experiment.claims import Claim, tally
 from harness.launch.slurm import Site
 from harness.rank import jobs, slurm_queue
 from harness.rank.job import ABSENT, SILENT, STOP, JobState
-from harness.records.store import SCHEMA, Store
+from harness.records.store import Store
 from impl.errors import InputError
 from impl.run import Run, to_dict
 from tests.harness.calls import answer_every_name, call, document, made_up
@@ -217,7 +217,7 @@ def test_status_says_why_a_job_is_pending(cluster: FakeSite, runs: list[Run], mo
 
 
 def put(store: Store, run: Run, **fields: Any) -> None:
-    head = {"schema": SCHEMA, "id": run.id, "experiment": "made_up", "tier": "smoke", "config": to_dict(run)}
+    head = {"schema": 1, "id": run.id, "experiment": "made_up", "tier": "smoke", "config": to_dict(run)}
     store.write(head | {"status": "ok", "reason": None} | fields)
 
 

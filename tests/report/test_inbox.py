@@ -275,7 +275,7 @@ FAULTS = {
     "another run": (
         of_a_record(lambda data: digested(data.replace(b'"seed": 0', b'"seed": 7'))), "it is that of the run"
     ),
-    "a deep record": (of_a_record(lambda _: b'{"a": NaN, "b": ' + b"[" * 100_000), "not a whole JSON document"),
+    "a deep record": (of_a_record(lambda _: b'{"a": NaN, "b": ' + b"[" * 100_000), "maximum recursion"),
     "no record": (of_a_record(lambda _: b"{}"), "records/"),
     "of another tier": (renamed("/smoke/", "/small/"), "its tier is 'smoke', not 'small'"),
     "of another experiment": (renamed("/quickstart/", "/slowstart/"), "its experiment is 'quickstart'"),
