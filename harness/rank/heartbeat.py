@@ -16,7 +16,7 @@ from dataclasses import asdict, dataclass, field
 from functools import lru_cache
 from itertools import groupby
 from pathlib import Path
-from typing import TYPE_CHECKING, Literal
+from typing import IO, TYPE_CHECKING, Literal
 
 from harness.rank.json_files import read_as
 from impl.files import rename
@@ -126,7 +126,10 @@ class SharedMemory:
     """Supervisor's side of the shared memory; its open `file` becomes the rank's standard input."""
 
     def __init__(self) -> None:
-        self.file = os.fdopen(os.memfd_create("heartbeat"), "w+b")
+        if hasattr(os, "memfd_create"):
+            self.file: IO[bytes] = os.fdopen(os.memfd_create("heartbeat"), "w+b")
+        else:  # Python built for glibc before 2.27, as conda's is
+            self.file = tempfile.TemporaryFile()  # noqa: SIM115
         self.file.truncate(SIZE)
         self.shared = Shared.from_buffer(mmap.mmap(self.file.fileno(), SIZE))
 
