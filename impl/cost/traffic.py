@@ -82,9 +82,7 @@ def tensor_parallel_traffic(place: Place, head_positions: int, over: str = "tp")
         for one in collectives(place, name, head_positions) if count else ():
             if one.over != over:
                 continue
-            recomputed = ("full",) if over != "cp" else ("full", "selective")  # which is attention's core
-            again = 2 if name in LAYERS and plan.recompute in recomputed and one.when == "forward" else 1
-            counts[one.op] += Count(1, one.bytes) * (again * count * run.microbatches)
+            counts[one.op] += Count(1, one.bytes) * ((1 + is_recomputed(run, name, one)) * count * run.microbatches)
     if run.scatters and over == "tp" and plan.x > 1:
         received = _transfers(place, PipelineOp.RECV_F, PipelineOp.RECV_B)
         counts["all_gather"] += Count(received, received * place.activations)
@@ -165,6 +163,13 @@ def _experts(at: Place) -> Iterator[Collective]:
         counts = INDEX_BYTES * model.experts * run.train.microbatch
         when = "backward" if plan.recompute == "full" else "forward"  # where the graph is made
         yield Collective("all_reduce", counts, when, over="cp")
+
+
+def is_recomputed(run: Run, name: BlockName, one: Collective) -> bool:
+    """Return True if the backward pass does a collective of the forward pass again: a layer's, or its core's alone."""
+    is_of_core = one.over == "cp" and one.op != "all_reduce"  # which is the loss of balance's
+    again = run.plan.recompute == "full" or (run.plan.recompute == "selective" and is_of_core)
+    return again and name in LAYERS and one.when == "forward"
 
 
 def pipeline_traffic(place: Place) -> Counts:

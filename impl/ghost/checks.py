@@ -6,7 +6,7 @@ from itertools import zip_longest
 from typing import NamedTuple, get_args
 
 from impl.cost.place import Place, parameter_bytes
-from impl.cost.traffic import LAYERS, BlockName, Collective, collectives, step_traffic
+from impl.cost.traffic import BlockName, Collective, collectives, is_recomputed, step_traffic
 from impl.cost.traffic import blocks as of_stages
 from impl.ghost.events import TRANSFERS, Begin, Standing, Wait
 from impl.ghost.orders import problems
@@ -133,8 +133,7 @@ def _other_passes(
             found = expected[when, number] = Counter[Sent]()
             for name, times in of_stages(run, [stage]).items():
                 for sent in blocks.get(name, ()):
-                    again = when == "backward" and name in LAYERS and _is_recomputed(run, sent)
-                    if sent.when == when or again:
+                    if sent.when == when or (when == "backward" and is_recomputed(run, name, sent)):
                         found[sent.over, _as_begun(sent.op, one), sent.bytes] += times
     for (microbatch, when, number), found in sums.items():
         lacking, more = expected[when, number] - found, found - expected[when, number]
@@ -144,11 +143,6 @@ def _other_passes(
             text = f"lacks {dict(lacking)}" if lacking else f"has {dict(more)} besides"
             yield f"rank {one.rank}, {when} pass of microbatch {microbatch} in stage {number} {text}"
             return
-
-
-def _is_recomputed(run: Run, each: Collective) -> bool:
-    of = ("full", "selective") if each.over == "cp" else ("full",)
-    return each.when == "forward" and run.plan.recompute in of
 
 
 def _as_begun(op: str, one: Executed) -> str:

@@ -46,6 +46,7 @@ SHARED: list[dict[str, Any]] = [
     {"dp": 4, "ep": 2, "zero_stage": 2, "zero_group": 2},
     {"dp": 2, "ep": 2, "tp": 2, "sequence_parallel": True, "recompute": "full"},
     {"cp": 2, "ep": 2},
+    {"cp": 2, "ep": 2, "recompute": "selective"},
     {"cp": 2, "ep": 2, "recompute": "full", "cp_attention": "ulysses"},
     {"dp": 2, "ep": 2, "pp": 2, "schedule": "zb_h1", "zero_stage": 2},
 ]
