@@ -45,7 +45,7 @@ class Dropout(nn.Module):
             return x
         if key is None:
             raise TypeError(f"dropout at {self.place} needs a key while training")
-        return x * self._kept(x, key) / (1.0 - self.rate)
+        return (x * self._kept(x, key)).div_(1.0 - self.rate)  # in place: scores are the largest tensor of a layer
 
     @untraced  # a generator is not traced
     def _kept(self, x: Tensor, key: DropoutKey) -> Tensor:

@@ -94,8 +94,8 @@ class Attention(nn.Module):
         # a mask that is added, not filled in, is not kept for the backward pass
         later = q.new_full((length, length), -math.inf).triu(1) if self.causal else q.new_zeros(1, 1)
         q, k = q.flatten(0, 1), k.flatten(0, 1).transpose(1, 2)
-        scores = torch.baddbmm(later, q, k, alpha=size**-0.5).unflatten(0, (batch, heads))
-        context = self.dropout(scores.softmax(-1).transpose(0, 1), key).transpose(0, 1) @ v
+        shares = torch.baddbmm(later, q, k, alpha=size**-0.5).unflatten(0, (batch, heads)).softmax(-1)
+        context = self.dropout(shares.transpose(0, 1), key).transpose(0, 1) @ v
         return context.transpose(1, 2).reshape(len(qkv), -1)
 
     @untraced  # a backward pass within a backward pass is not traced

@@ -131,6 +131,7 @@ class _SplitNats(torch.autograd.Function):
             torch.sum(exponentials, 1, out=own[0, rows])
             if ctx.needs_input_grad[0]:
                 part.copy_(exponentials)
+            del exponentials  # before the next chunk is made
         if tokens.count:
             own[0].log_().add_(largest[:, 0])
         log_sums, scores = all_gather(own[None], group).view(-1, *own.shape).unbind(1)
@@ -147,8 +148,7 @@ class _SplitNats(torch.autograd.Function):
         at_target = (-grad * is_here)[:, None]
         for rows in _chunks(exponentials) if ctx.count else ():
             part = exponentials[rows, : ctx.count]
-            wide = part.to(scale.dtype).mul_(scale[rows])
-            part.copy_(wide.scatter_add_(1, local[rows, None], at_target[rows]))
+            part.copy_(part.to(scale.dtype).mul_(scale[rows]).scatter_add_(1, local[rows, None], at_target[rows]))
         exponentials[:, ctx.count :] = 0.0
         return exponentials, None, None, None
 
