@@ -105,6 +105,9 @@ def _checks(run: Run, part: EnginePart, has: _Has) -> Iterator[tuple[bool, str]]
     schedule = plan.schedule if part == "pipelining" else ""
     too_few = schedule == "one_f_one_b" and run.microbatches < plan.pp
     yield too_few, f"one_f_one_b with fewer microbatches, {run.microbatches}, than plan.pp {plan.pp}"
+    rounds = max(1, run.microbatches // plan.pp)
+    uneven = schedule == "zb_h1" and run.microbatches % rounds > 0
+    yield uneven, f"zb_h1 with {run.microbatches} microbatches: it takes them in {rounds} rounds of equally many"
     if run.compile:
         why = "torch.compile cannot keep a mesh for the backward pass"
         yield part == "dtensor" and plan.recompute == "full", f"compile with plan.recompute 'full': {why}"
