@@ -35,10 +35,9 @@ def configuration(run: Run, vocab_size: int) -> dict[str, Any]:
     keeps vectors whole on every rank, as its default does in a model of common size, and fetches one layer ahead; what
     is not used again within a layer is freed.
     """
-    h, stage = run.model.hidden_size, zero_stage(run)
+    model, layer, stage = run.model, run.model.layer_weights, zero_stage(run)
     gradients = "fp32" if run.precision == "fp32" or run.fp32_gradients else "bf16"
     bucket = run.plan.bucket_bytes // {"fp32": 4, "bf16": 2}[gradients]
-    layer = 12 * h * h
     return {
         "train_micro_batch_size_per_gpu": run.train.microbatch,
         "gradient_accumulation_steps": run.microbatches,
@@ -54,8 +53,8 @@ def configuration(run: Run, vocab_size: int) -> dict[str, Any]:
             "reduce_bucket_size": max(2, bucket),
             "allgather_bucket_size": max(2, bucket // 2 * 2),
             "stage3_prefetch_bucket_size": layer,
-            "stage3_param_persistence_threshold": 4 * h,
-            "stage3_max_live_parameters": 2 * layer + vocab_size * h,
+            "stage3_param_persistence_threshold": max(sum(model.qkv_sizes), model.mlp_inner),
+            "stage3_max_live_parameters": 2 * layer + vocab_size * model.hidden_size,
             "stage3_max_reuse_distance": layer,
             "memory_efficient_linear": False,  # it would replace every engine's; see save_no_weights
         },

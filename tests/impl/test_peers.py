@@ -10,6 +10,7 @@ import numpy as np
 import pytest
 import torch
 
+from impl.cost.parameters import named_parameters
 from impl.engines import make
 from impl.errors import InputError
 from impl.model.config import ModelConfig
@@ -170,6 +171,7 @@ LACKS: list[tuple[str, dict[str, Any], str]] = [
     ),
     ("pipelining", {"schedule": "zb_h2"}, "zb_h2"),
     ("pipelining", {"train": Recipe(global_batch=8, microbatch=8)}, "fewer microbatches"),
+    ("pipelining", {"schedule": "zb_h1", "train": Recipe(global_batch=5, microbatch=1)}, "5 microbatches: it"),
     ("deepspeed", {"tp": 2}, "tp 2"),
     ("deepspeed", {"zero_group": 1}, "zero_group 1"),
     ("deepspeed", {"precision": "fp64"}, "fp64"),
@@ -196,3 +198,15 @@ def test_what_an_engine_lacks_is_refused(part: str, changes: dict[str, Any], wor
     assert "\n" not in reason
     with pytest.raises(InputError, match=word.partition(" (")[0]):
         make(run, None, None, torch.device("cpu"))  # pyright: ignore[reportArgumentType]
+
+
+@pytest.mark.parametrize("model", [MODEL, LLAMA, replace(NEMOTRON, mlp_size=600)])
+def test_deepspeeds_stage_3_fetches_a_whole_layer_ahead_and_keeps_vectors_of_every_model(model: ModelConfig) -> None:
+    pytest.importorskip("deepspeed")
+    from impl.peers.deepspeed import configuration
+
+    sizes = configuration(replace(VALID["deepspeed"], model=model), 301)["zero_optimization"]
+    layer = [p for p in named_parameters(model, 301, 1) if p.name.startswith("trunk.layers.0.")]
+    vectors, matrices = ([p.size for p in layer if len(p.shape) == dims] for dims in (1, 2))
+    assert max(vectors) <= sizes["stage3_param_persistence_threshold"] < min(matrices)
+    assert sizes["stage3_prefetch_bucket_size"] == sum(matrices)
