@@ -50,6 +50,7 @@ class _Claiming(TorchFunctionMode):
             torch.bincount: lambda x, minlength: x.new_empty(minlength),
             torch.Tensor.to: self._to,
             functional.scaled_dot_product_attention: partial(_attention, device.type),
+            functional.rms_norm: functional.layer_norm,  # whose kernel too keeps its input, and two numbers a row
         }
         if device.type == "cpu":
             self._instead |= {make: self._made(make) for make in (torch.empty, torch.zeros, torch.full)}

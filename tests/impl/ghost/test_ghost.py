@@ -13,6 +13,7 @@ import torch.distributed as dist
 
 import impl
 from impl.cost.flops import hardware_flops
+from impl.cost.memory import memory
 from impl.errors import InputError
 from impl.ghost.checks import cast, complaints
 from impl.ghost.rank import Executed, execute
@@ -21,6 +22,7 @@ from impl.model.config import ModelConfig
 from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Precision, Run
+from tests.impl.blocks import BLOCKS
 from tests.impl.covering import draws
 from tests.impl.ghost.ranks import ghosts, numbered, real_ranks
 from tests.ranks import run_ranks
@@ -95,6 +97,24 @@ def test_passes_that_repeat_others_are_as_if_they_were_executed() -> None:
         assert repeating.repeated > len(executed.passes) / 5
         assert sum(repeating.memory.values()) == sum(executed.memory.values())
         assert replace(repeating, repeated=0, memory=executed.memory) == executed
+
+
+def of_gpus(runs: list[Run]) -> list[tuple[int, int]]:
+    """Bytes that the first rank of each run needs: its ghost's, and by the formula."""
+    dist.destroy_process_group()
+    done = [execute(run, 0, 257) for run in runs]
+    formula = [memory(run, 512, 0, one.head_positions).total for run, one in zip(runs, done, strict=True)]
+    return [(sum(one.memory.values()), total) for one, total in zip(done, formula, strict=True)]
+
+
+def test_ghosts_of_gpus_need_what_the_formula_says() -> None:
+    """Norms too, which keep what the kernels of GPUs do."""
+    models = [replace(MODEL, hidden_size=256, seq_len=512), replace(BLOCKS["llama"], hidden_size=256, seq_len=512)]
+    plans = [{}, {"tp": 2, "sequence_parallel": True}, {"dp": 8, "zero_stage": 3}, {"recompute": "selective"}]
+    runs = [replace(run_of(2, **plan), model=replace(m, vocab_size=512)) for m in models for plan in plans]
+    [found] = run_ranks(1, of_gpus, runs)
+    for run, (needed, total) in zip(runs, found, strict=True):
+        assert total == pytest.approx(needed, rel=0.05), run
 
 
 def some_of_many(run: Run) -> tuple[dict[str, list[str]], int, float]:
