@@ -148,8 +148,7 @@ class DeepSpeedTrainer(DeepSpeedPeer):
         if self.run.plan.zero_stage == 3:
             save_no_weights(self.model)
         prepare()
-        must_reduce = self.start()
-        self.engine.enable_backward_allreduce = must_reduce
+        self.engine.enable_backward_allreduce = self.start()
 
     def step(self, i: int, watch: Watch | None = None) -> Step:
         lr = self.set_learning_rate(i)

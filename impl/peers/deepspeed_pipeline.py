@@ -79,8 +79,7 @@ class DeepSpeedPipelineTrainer(DeepSpeedPeer):
         # with gradients its broadcast of the tied weights would warn in every backward pass
         with torch.no_grad(), redirect_stdout(StringIO()):
             self.model = pipeline(self.run, self.vocab_size, mesh)
-        must_reduce = self.start(overlap_comm=False)  # which a pipeline does not have
-        self.engine.pipeline_enable_backward_allreduce = must_reduce
+        self.engine.pipeline_enable_backward_allreduce = self.start(overlap_comm=False)  # which it does not have
         # the tied embedding's norm counts where the first stage is
         elsewhere = [getattr(p, "ds_pipe_replicated", False) for p in self.model.parameters()]
         self.counted = ~torch.tensor(elsewhere, device=self.device)
