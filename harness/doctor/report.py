@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, NoReturn
 
-from harness.rank.failure import fail, shown
+from harness.rank.failure import fail, one_line
 from harness.rank.json_files import write_as
 from harness.rank.orders import Orders
 
@@ -110,7 +110,7 @@ def execute(measure: Callable[[Rank], None]) -> NoReturn:
     except Exception as error:
         traceback.print_exc()
         sys.stderr.flush()
-        fail(rank.attempt, rank.rank, "error", f"rank {rank.rank}, {rank.report.at}: {shown(error)}")
+        fail(rank.attempt, rank.rank, "error", f"rank {rank.rank}, {rank.report.at}: {one_line(error)}")
         status = 1
     sys.stdout.flush()
     sys.stderr.flush()

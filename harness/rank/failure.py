@@ -26,7 +26,13 @@ AGAIN = RETRIED | frozenset[Cause]({"hang", "cancelled", "time_limit", "disk"})
 STATUSES = {"": "ok", "oom": "oom", "time_limit": "timeout", "hang": "timeout"}
 """Statuses of a record by cause; "failed" for all others."""
 
-OUT_OF_MEMORY = re.compile(r"out of memory|can't allocate memory|cannot allocate memory|not enough memory", re.I)
+OUT_OF_MEMORY = re.compile(
+    r"out of memory|can't allocate memory|cannot allocate memory|not enough memory|failed to cuda calloc"
+    r"|STATUS_ALLOC_FAILED",
+    re.I,
+)
+BROKEN = re.compile(r"uncorrectable (ecc|nvlink) error|or a hardware error", re.I)
+"""Messages of CUDA and HIP about a GPU that is at fault itself."""
 DISK = re.compile(
     r"no space left on device|disk quota exceeded|file too large|read-only file system|stale file handle"
     r"|input/output error|permission denied|PytorchStreamWriter failed",
@@ -64,8 +70,8 @@ SCHEDULER: dict[str, tuple[Cause, str]] = {
 }
 """States of jobs that Slurm or a person has ended."""
 
-LOG_LINES, LOG_BYTES = 20, 2**16
-"""Length of the end of a rank's log that is kept."""
+LOG_LINES, LOG_BYTES = 60, 2**16
+"""Length of the end of a rank's log that is kept; NCCL's watchdog writes some 30 lines after the one that says why."""
 
 
 @dataclass(frozen=True)
@@ -112,13 +118,16 @@ def last_lines(attempt: Path, rank: int) -> list[str]:
         return []
 
 
-def shown(error: Exception) -> str:
-    """Return the kind of an error and the first line of its text."""
-    return f"{type(error).__name__}: {(str(error).strip().splitlines() or [''])[0]}"
+def one_line(error: BaseException) -> str:
+    """Return an exception's type and first line, with NCCL's own reason, which is further below."""
+    parts = str(error).strip().split("\nLast error:\n", 1)
+    return ": ".join([type(error).__name__, *(part.partition("\n")[0] for part in parts)])
 
 
 def cause_of(error: str) -> Cause:
     """Return why a rank raised, from the name and the text of its exception."""
+    if BROKEN.search(error):
+        return "node_failure"
     if OUT_OF_MEMORY.search(error) or error.startswith(("MemoryError", "OutOfMemoryError")):
         return "oom"
     if DISK.search(error):
@@ -144,8 +153,9 @@ def of_exit(rank: int, code: int, log: Sequence[str], *, has_begun: bool, memory
         return "oom", f"{killed}: out of memory"
     if -code not in CRASHES:
         return "killed", killed
-    watchdog = next((line for line in log if TIMED_OUT.search(line)), None)  # how NCCL ends a rank
-    return ("hang", f"{killed}: {watchdog.strip()}") if watchdog else ("error", killed)
+    # NCCL's watchdog says why it ends a rank
+    line = next((line for line in log if cause_of(line) != "error"), "")
+    return cause_of(line), f"{killed}: {line.strip()}" if line else killed
 
 
 def signal_name(number: int) -> str:

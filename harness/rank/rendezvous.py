@@ -19,7 +19,7 @@ from typing import NamedTuple, TypeVar
 import torch
 import torch.distributed as dist
 
-from harness.rank.failure import shown
+from harness.rank.failure import one_line
 from harness.rank.orders import Orders
 from impl.device import KINDS
 
@@ -64,10 +64,10 @@ def join(orders: Orders, rank: int, local_rank: int, world_size: int, rendezvous
             timeout=timeout,
             device_id=bound,
         )
-    except (torch.OutOfMemoryError, RendezvousError):
+    except RendezvousError:
         raise
     except (OSError, RuntimeError) as error:
-        raise RendezvousError(shown(error)) from error
+        raise RendezvousError(one_line(error)) from error
     return Joined(device.device, store)
 
 

@@ -17,7 +17,7 @@ from typing import TYPE_CHECKING, Any
 import torch
 import torch.distributed as dist
 
-from harness.rank.failure import cause_of, fail, shown
+from harness.rank.failure import cause_of, fail, one_line
 from harness.rank.heartbeat import EXIT_SAVED, Heartbeat, places
 from harness.rank.host_use import HostUse
 from harness.rank.instruments import DamagedError, Inspection, Measured, Stopwatch
@@ -60,8 +60,10 @@ def main(attempt: Path, rank: int, local_rank: int, world_size: int, rendezvous:
     except Exception as error:
         traceback.print_exc()
         sys.stderr.flush()
-        text = shown(error)
-        cause = "launch" if isinstance(error, RendezvousError | DamagedError) else cause_of(text)
+        text = one_line(error)
+        cause = cause_of(text)
+        if isinstance(error, RendezvousError | DamagedError) and cause != "oom":
+            cause = "launch"
         where = f" ({places(attempt, world_size)})" if cause == "hang" else ""
         fail(attempt, rank, cause, f"rank {rank}: {text}{where}")
         return 1

@@ -3,13 +3,25 @@
 import errno
 import os
 import signal
+from pathlib import Path
 from typing import Any, get_args
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from harness.rank.failure import AGAIN, RETRIED, Cause, Failure, Outcome, cause_of, decide, of_exit
+from harness.rank.failure import (
+    AGAIN,
+    RETRIED,
+    Cause,
+    Failure,
+    Outcome,
+    cause_of,
+    decide,
+    last_lines,
+    of_exit,
+    one_line,
+)
 from harness.rank.failure import STATUSES as BY_CAUSE
 
 CAUSES: tuple[Cause, ...] = get_args(Cause)
@@ -148,6 +160,8 @@ def test_what_was_to_be_stopped_is_cancelled_and_what_never_ran_is_told_so() -> 
 # A rank's end -------------------------------------------------------------------------------------------------------
 
 WATCHDOG = "[rank0]: Watchdog caught collective operation timeout: WorkNCCL(...) ran for 600000 milliseconds"
+BROKEN = "  what():  [PG ID 0 Rank 3] watchdog thread terminated with exception: CUDA error: uncorrectable ECC error"
+FULL = "  what():  [PG ID 0 Rank 3] watchdog thread terminated with exception: CUDA error: out of memory"
 
 
 @pytest.mark.parametrize(
@@ -163,6 +177,8 @@ WATCHDOG = "[rank0]: Watchdog caught collective operation timeout: WorkNCCL(...)
         (-signal.SIGSEGV, {}, "error", "was killed by SIGSEGV"),
         (-signal.SIGABRT, {"log": ["one"]}, "error", "was killed by SIGABRT"),
         (-signal.SIGABRT, {"log": ["one", WATCHDOG]}, "hang", f"was killed by SIGABRT: {WATCHDOG}"),
+        (-signal.SIGABRT, {"log": [BROKEN, ""]}, "node_failure", f"was killed by SIGABRT: {BROKEN.strip()}"),
+        (-signal.SIGABRT, {"log": [FULL, ""]}, "oom", f"was killed by SIGABRT: {FULL.strip()}"),
     ],
 )
 def test_exits_are_told_apart(code: int, more: dict[str, Any], cause: str, reason: str) -> None:
@@ -183,12 +199,55 @@ def test_exits_are_told_apart(code: int, more: dict[str, Any], cause: str, reaso
         ("DistStoreError: Timeout waiting for key: default_pg/0/0 after 30000 ms", "hang"),
         ("DistStoreError: wait timeout after 30000ms, keys: /default_pg/0/1", "hang"),
         ("RuntimeError: Gloo connectFullMesh failed with [tcp/pair.cc] Connect timeout [10.0.0.1]", "hang"),
+        ("RuntimeError: CUDA error: CUBLAS_STATUS_ALLOC_FAILED when calling `cublasCreate(handle)`", "oom"),
+        ("AcceleratorError: CUDA error: uncorrectable ECC error encountered", "node_failure"),
+        ("AcceleratorError: HIP error: uncorrectable ECC error encountered", "node_failure"),
+        ("RuntimeError: CUDA error: uncorrectable NVLink error detected during the execution", "node_failure"),
+        ("AcceleratorError: CUDA error: an illegal memory access was encountered", "error"),
         ("InputError: no token folder at x", "error"),
         ("ValueError: ", "error"),
     ],
 )
 def test_an_exception_tells_its_cause(error: str, cause: str) -> None:
     assert cause_of(error) == cause
+
+
+@pytest.mark.parametrize(
+    ("kind", "last", "cause"),
+    [
+        ("unhandled cuda error", "Failed to CUDA calloc async 6291456 bytes", "oom"),
+        ("unhandled cuda error", "Cuda failure 2 'out of memory'", "oom"),
+        ("unhandled cuda error", "Cuda failure 214 'uncorrectable ECC error encountered'", "node_failure"),
+        ("invalid usage", "Duplicate GPU detected : rank 1 and rank 0 both on CUDA device 1b000", "error"),
+    ],
+)
+def test_what_nccl_says_last_is_in_the_line_of_its_error(kind: str, last: str, cause: str) -> None:
+    where = f"NCCL error in: NCCLUtils.cpp:93, {kind} (run with NCCL_DEBUG=INFO for details), NCCL version 2.28.9"
+    line = one_line(
+        RuntimeError(f"{where}\nncclUnhandledCudaError: Call to CUDA function failed.\nLast error:\n{last}\n")
+    )
+    assert line == f"RuntimeError: {where}: {last}"
+    assert cause_of(line) == cause
+
+
+@pytest.mark.parametrize(("text", "line"), [("one\ntwo", "ValueError: one"), ("", "ValueError: ")])
+def test_of_other_errors_the_first_line_is_told(text: str, line: str) -> None:
+    assert one_line(ValueError(text)) == line
+
+
+def test_the_line_by_which_a_watchdog_ends_a_rank_is_found_above_its_frames(tmp_path: Path) -> None:
+    advice = [
+        "CUDA kernel errors might be reported at some other API call",
+        "For debugging consider",
+        "Compile with",
+        "",
+    ]
+    frames = [f"frame #{i}: c10d::ProcessGroupNCCL::watchdogHandler() + 0x782" for i in range(10)]
+    raised = ["Exception raised from c10_cuda_check_implementation (most recent call first):", *frames, ""]
+    again = ["Exception raised from ncclCommWatchdog (most recent call first):", *frames[:6], ""]
+    (tmp_path / "rank-3.log").write_text("\n".join([BROKEN, *advice, *raised, *again]))
+    found = of_exit(3, -signal.SIGABRT, last_lines(tmp_path, 3), has_begun=True)
+    assert found == ("node_failure", f"rank 3 was killed by SIGABRT: {BROKEN.strip()}")
 
 
 # Whatever the facts are ---------------------------------------------------------------------------------------------

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from harness.calibrate.rank import Calibrating
-from harness.rank import worker
+from harness.rank import rendezvous, worker
+from harness.rank.failure import Failure
 from harness.rank.instruments import Measured
 from harness.records.environment import device_environment
 from impl.precision import LossScale
@@ -72,6 +73,24 @@ def test_a_run_ends_whose_gradients_overflow_at_any_loss_scale(tmp_path: Path) -
     trainer.step = lambda *_: (trainer.loss_scale.update(overflowed=True), skipped)[1]
     ended = ("nan", "fp16 gradients overflow at any loss scale down to 1, at step 1")
     assert training(tmp_path, 9)._train(trainer, None, None) == ended
+
+
+@pytest.mark.parametrize(
+    ("last", "cause"), [("Cuda failure 2 'out of memory'", "oom"), ("Duplicate GPU detected : rank 1", "launch")]
+)
+def test_a_device_that_is_full_where_ranks_meet_is_told_from_ranks_that_do_not_meet(
+    last: str, cause: str, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    def refuse(*_: Any, **__: Any) -> None:
+        raise RuntimeError(f"NCCL error in: a.cpp:93, NCCL version 2.28\nncclInvalidUsage: Wrong.\nLast error:\n{last}")
+
+    made_up().write(tmp_path)
+    monkeypatch.setattr(rendezvous.dist, "init_process_group", refuse)
+    assert worker.main(tmp_path, 0, 0, 1, f"file://{tmp_path}/rendezvous") == 1
+    failure = Failure.of_rank(tmp_path, 0)
+    assert failure is not None
+    why = f"RuntimeError: NCCL error in: a.cpp:93, NCCL version 2.28: {last}"
+    assert (failure.cause, failure.reason) == (cause, f"rank 0: RendezvousError: {why}")
 
 
 @pytest.mark.usefixtures("cuda", "one_rank")
