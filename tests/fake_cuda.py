@@ -5,6 +5,7 @@ there before something waits for it, memory that is read meanwhile holds NaN, an
 before it has ended fails.
 """
 
+import ctypes
 from collections.abc import Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -23,7 +24,10 @@ READS = {torch.Tensor.item, torch.Tensor.cpu, torch.Tensor.tolist}
 
 
 class Event:
-    """A moment of the stream; what is between two of them took a millisecond for every earlier event."""
+    """A moment of the stream; what is between two of them took a millisecond for every earlier event.
+
+    As a driver does, it gives the milliseconds in fp32.
+    """
 
     def __init__(self, driver: "Driver") -> None:
         self.driver, self.place = driver, -1
@@ -40,7 +44,7 @@ class Event:
     def elapsed_time(self, end: "Event") -> float:
         if max(self.place, end.place) > self.driver.passed:
             raise RuntimeError("device not ready")
-        return float(end.place - self.place)
+        return ctypes.c_float(end.place - self.place).value
 
 
 class Driver(TorchFunctionMode):

@@ -198,9 +198,9 @@ class Worker:
         every, begun = self.run.evaluation.every, len(self.measured.steps)
         with contextlib.closing(StepLog(self.attempt, self.rank, self.measured.steps)) as log:
             for i in range(begun, self.run.train.steps):
+                self.watch.reset()
                 begin = time.perf_counter()
                 self.heart.enter("training", i)
-                self.watch.reset()
                 first = inspection if i == begun else None
                 step = first.step(i, self.measured) if first else trainer.step(i, self.watch)
                 loss, norm = step.loss.item(), step.grad_norm.item()  # waits for the device

@@ -95,6 +95,19 @@ def test_actions_on_a_gpu_are_timed_by_its_events_and_nothing_waits_meanwhile(cu
     assert [end - first[0] for end in (first[1], *second)] == pytest.approx([1e-3, 2e-3, 3e-3])
 
 
+@pytest.mark.usefixtures("one_rank")
+def test_a_step_after_hours_on_a_gpu_is_timed_as_finely_as_the_first(cuda: Driver) -> None:
+    watch, begun = Stopwatch(CPU), time.perf_counter()
+    cuda.events += 10 * 3_600_000  # milliseconds, of which fp32 has every fourth only
+    watch.reset()
+    for action in (Action(Op.F, 0, 0), Action(Op.B, 0, 0)):
+        with watch(action):
+            pass
+    (_, *first), (_, *second) = watch.row()
+    assert [end - first[0] for end in (first[1], *second)] == pytest.approx([1e-3, 2e-3, 3e-3])
+    assert first[0] < time.perf_counter() - begun + 60, "the host's clock says how long ago it began"
+
+
 def test_an_operation_on_a_gpu_is_timed_by_its_events(cuda: Driver, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(roofline.LAUNCHES, "cpu", 4)
     assert roofline.seconds(lambda: cuda.calls.append("launch"), CPU) == pytest.approx(1e-3 / 4)
