@@ -13,6 +13,7 @@ from typing import Any, NamedTuple, cast
 import torch
 import torch.distributed as dist
 from torch import Tensor
+from torch.backends.cuda import SDPAParams, can_use_flash_attention
 
 from impl.collectives import Pending, count
 from impl.data.batches import Batch
@@ -264,8 +265,15 @@ MOST_FEATURES = 256
 
 
 def has_flash(q: Tensor) -> bool:
-    """Return True if the device has a fused kernel for these tensors that returns logarithms."""
-    return q.device.type == "cpu" or (q.element_size() == 2 and q.shape[-1] % 8 == 0 and q.shape[-1] <= MOST_FEATURES)
+    """Return True if the device has a fused kernel for these tensors that returns logarithms.
+
+    Not all GPUs have one: NVIDIA's before Ampere do not.
+    """
+    if q.device.type == "cpu":
+        return True
+    fits = q.element_size() == 2 and q.shape[-1] % 8 == 0 and q.shape[-1] <= MOST_FEATURES
+    # where tensors have no memory there is no GPU to ask
+    return fits and (not q.is_cuda or can_use_flash_attention(SDPAParams(q, q, q, None, 0.0, False, False)))
 
 
 def attention_by_products(q: Tensor, k: Tensor, v: Tensor, *, causal: bool) -> tuple[Tensor, Tensor]:

@@ -1,6 +1,7 @@
 """What ranks that share sequences have, how parts of attention add up, and which plans are refused."""
 
 from itertools import product
+from types import SimpleNamespace
 from typing import Any, cast
 
 import pytest
@@ -9,12 +10,14 @@ from hypothesis import given
 from hypothesis import strategies as st
 from torch import Tensor
 
+from impl import context_parallel
 from impl.context_parallel import (
     ContextParallel,
     attention,
     attention_by_products,
     attention_grad,
     attention_grad_by_products,
+    has_flash,
 )  # fmt: skip
 from impl.model.config import ModelConfig
 from impl.plan import Plan
@@ -107,6 +110,19 @@ MODEL = ModelConfig(num_layers=2, hidden_size=32, num_heads=8, seq_len=24)
 def test_a_plan_that_cannot_be_says_why(plan: dict[str, Any], changes: dict[str, Any], problem: str) -> None:
     model = ModelConfig(**{**vars(MODEL), **changes})
     assert Run(model=model, plan=Plan(**plan), train=Recipe(global_batch=4, microbatch=1)).problems() == [problem]
+
+
+@pytest.mark.parametrize("has_kernel", [True, False])
+def test_a_gpu_without_the_fused_kernel_multiplies_matrices(has_kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
+    asked: list[Any] = []
+    monkeypatch.setattr(context_parallel, "SDPAParams", lambda *how: how)
+    monkeypatch.setattr(context_parallel, "can_use_flash_attention", lambda how: (asked.append(how), has_kernel)[1])
+    gpu = {"device": torch.device("cuda"), "is_cuda": True, "element_size": lambda: 2}
+    q: Any = SimpleNamespace(shape=(1, 2, 16, 64), **gpu)
+    assert has_flash(q) == has_kernel
+    assert asked == [(q, q, q, None, 0.0, False, False)]
+    assert not has_flash(cast(Any, SimpleNamespace(shape=(1, 2, 16, 60), **gpu)))
+    assert has_flash(torch.empty(1, 2, 16, 64, dtype=torch.bfloat16, device="meta")), "what a ghost is to do"
 
 
 def test_deepspeed_and_compiled_layers_have_none() -> None:
