@@ -5,6 +5,7 @@ import tempfile
 import traceback
 from collections.abc import Callable
 from datetime import timedelta
+from functools import wraps
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ CONTEXT.set_forkserver_preload(
     ["torch._dynamo", "impl.train", "impl.checkpoint", "scipy.optimize", "pytest", "pandas", "hypothesis"]
 )
 """What the modules of tests import: else every rank does so."""
+NCCLS = ("all_reduce", "all_gather_single", "reduce_scatter_single", "broadcast")
+"""Functions of torch.distributed that refuse, with NCCL only, a tensor that is not contiguous."""
 TIMEOUT_SECONDS = 300
 """Ten times what the slowest takes, since layers may be compiled while other tests have both cores."""
 COLLECTIVE = timedelta(seconds=240)
@@ -44,6 +47,8 @@ def _rank(rank: int, ranks: int, folder: str, queue: Any, function: Callable[...
 
     torch.set_num_threads(1)
     _share_one_loop()
+    for name in NCCLS:
+        setattr(dist, name, _of_contiguous(getattr(dist, name)))
     store = f"file://{Path(folder) / 'rendezvous'}"
     try:
         dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks, timeout=COLLECTIVE)
@@ -53,6 +58,20 @@ def _rank(rank: int, ranks: int, folder: str, queue: Any, function: Callable[...
         queue.put((rank, (traceback.format_exc(), None)))
     if dist.is_initialized():
         dist.destroy_process_group()
+
+
+def _of_contiguous(function: Callable[..., Any]) -> Callable[..., Any]:
+    """A function of torch.distributed that takes what NCCL takes: gloo also takes a transposed tensor, as it lies."""
+
+    @wraps(function)
+    def call(*args: Any, **kwargs: Any) -> Any:
+        for x in (*args, *kwargs.values()):
+            assert getattr(x, "is_contiguous", lambda: True)(), (
+                f"{function.__name__} of a tensor of strides {x.stride()}"
+            )
+        return function(*args, **kwargs)
+
+    return call
 
 
 def _share_one_loop() -> None:
