@@ -24,7 +24,7 @@ NODES = "ranks per node"
 KNOWN = {
     "libraries choose kernels by it, which sum in another order": ("processor", "device_name"),
     "kernels sum by vectors of its width, with or without fused multiply-add": ("cpu_capability",),
-    "kernels, or the order of sums, change between versions": ("torch", "mkl", "onednn", "cuda", "nccl"),
+    "kernels, or the order of sums, change between versions": ("torch", "mkl", "onednn", "cuda", "hip", "nccl"),
     "another library sums in another order": ("blas",),
     "sums are divided among threads": (
         "threads", "torch_threads", "MKL_NUM_THREADS", "OMP_NUM_THREADS", "MKL_DYNAMIC", "OMP_DYNAMIC",

@@ -19,6 +19,11 @@ from harness.records.store import write_atomically
 if TYPE_CHECKING:
     import torch
 
+DRIVERS = {
+    Path("/proc/driver/nvidia/version"): r"\s(\d{3,}\.[\d.]+)\s",
+    Path("/sys/module/amdgpu/version"): r"(\S+)",
+}
+"""Files of NVIDIA's and AMD's kernel modules, with a pattern of the version in each."""
 PACKAGES = ("torch", "deepspeed", "numpy", "pandas", "submitit", "tokenizers", "pydantic")
 
 
@@ -48,7 +53,8 @@ def device_environment(device: "torch.device") -> dict[str, Any]:
     from impl.device import Device
 
     if hardware := Device.of(device).hardware():
-        extra = {"cuda": torch.version.cuda, "driver": _driver(), "nccl": ".".join(map(str, nccl.version()))}
+        built = {"hip": torch.version.hip} if torch.version.hip else {"cuda": torch.version.cuda}
+        extra = built | {"driver": _driver(), "nccl": ".".join(map(str, nccl.version()))}
     else:
         extra = {"cpu_capability": torch.backends.cpu.get_cpu_capability()}
     return {
@@ -104,11 +110,10 @@ def processor() -> str:
 
 def _driver() -> str | None:
     """Return the GPU driver's version from its kernel module; None if there is none."""
-    try:
-        found = re.search(r"\s(\d{3,}\.[\d.]+)\s", Path("/proc/driver/nvidia/version").read_text())
-    except OSError:
-        return None
-    return found and found[1]
+    for path, pattern in DRIVERS.items():
+        with contextlib.suppress(OSError):
+            return (found := re.search(pattern, path.read_text())) and found[1]
+    return None
 
 
 def git_state(folder: Path) -> dict[str, Any] | None:

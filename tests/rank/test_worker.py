@@ -11,12 +11,15 @@ from harness.calibrate.rank import Calibrating
 from harness.rank import rendezvous, worker
 from harness.rank.failure import Failure
 from harness.rank.instruments import Measured
+from harness.records import environment
 from harness.records.environment import device_environment
 from impl.precision import LossScale
 from impl.recipe import Recipe
 from impl.train import Step
 from tests.fake_cuda import Driver
 from tests.harness.made_up_orders import made_up
+
+AMDS = Path("/sys/module/amdgpu/version")
 
 
 def test_the_recorded_peak_on_a_gpu_is_trainings_and_not_start_ups(
@@ -94,9 +97,18 @@ def test_a_device_that_is_full_where_ranks_meet_is_told_from_ranks_that_do_not_m
 
 
 @pytest.mark.usefixtures("cuda", "one_rank")
-def test_a_record_and_a_calibration_name_the_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_record_and_a_calibration_name_the_gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setattr("torch.cuda.nccl.version", lambda: (2, 27, 3))
     found = device_environment(torch.device("cpu"))
     assert (found["device_name"], found["backend"], found["nccl"]) == ("A GPU", "nccl", "2.27.3")
+    assert "cuda" in found
+    (tmp_path / "version").write_text("6.12.12\n")
+    nowhere = {tmp_path / "no": r"(\d)"}
+    monkeypatch.setattr(environment, "DRIVERS", nowhere | {tmp_path / "version": environment.DRIVERS[AMDS]})
+    monkeypatch.setattr("torch.version.hip", "7.0.51831")
+    found = device_environment(torch.device("cpu"))
+    assert (found["hip"], found["driver"], "cuda" in found) == ("7.0.51831", "6.12.12", False)
+    monkeypatch.setattr(environment, "DRIVERS", nowhere)
+    assert device_environment(torch.device("cpu"))["driver"] is None
     found = Calibrating(torch.device("cpu"), ["fp32"], 1).found
     assert (found.hardware, found.kind, found.memory_bytes, found.processors) == ("A GPU", "cuda", 2**36, 100)
