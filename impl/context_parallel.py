@@ -265,10 +265,7 @@ MOST_FEATURES = 256
 
 
 def has_flash(q: Tensor) -> bool:
-    """Return True if the device has a fused kernel for these tensors that returns logarithms.
-
-    Not all GPUs have one: NVIDIA's before Ampere do not.
-    """
+    """Return True if the device has a fused kernel that returns logarithms, as GPUs before Ampere have not."""
     if q.device.type == "cpu":
         return True
     fits = q.element_size() == 2 and q.shape[-1] % 8 == 0 and q.shape[-1] <= MOST_FEATURES

@@ -17,10 +17,13 @@ from harness.records.store import Document
 from impl.collectives import counted
 from impl.cost.traffic import Count
 from impl.device import Device
-from impl.instruments import activation_bytes, gradients_under_way, state_bytes, tracked
+from impl.instruments import activation_bytes, gradients_under_way, named_groups, state_bytes, tracked
 from impl.pipeline.schedule import Action
 from impl.plan import AXES
 from impl.train import Step, Trainer
+
+NAMED = (*AXES, "dp_cp", "zero", "replicas", "features", "heads")
+"""Axes by which a record names the traffic of groups; that of all others is `joint`."""
 
 
 @dataclass
@@ -132,19 +135,9 @@ class Inspection:
             step = trainer.step(i)
         measured.memory = memory.parts(trainer.held()) if memory is not None else None
         measured.traffic = {}
-        axes = {str(self.mesh.get_group(axis).group_name): axis for axis in AXES}
-        some = {"tp": trainer.tp.group, "features": trainer.tp.features, "heads": trainer.tp.neighbours}
-        axes |= {str(group.group_name): name for name, group in some.items() if group is not None}
-        axes.setdefault(str(trainer.sharers.group_name), "dp_cp")
-        for of in (bucket.reduction for bucket in trainer.buckets):
-            if of.replicas is not None:
-                axes[str(of.replicas.group_name)] = "replicas"
-                if of.group.size() == trainer.run.plan.zero:
-                    axes[str(of.group.group_name)] = "zero"
-            elif of.group.size() == trainer.sharers.size():  # which a grid may have as another group
-                axes.setdefault(str(of.group.group_name), axes[str(trainer.sharers.group_name)])
+        names = named_groups(trainer)
         for (group, op), count in counts.items():
-            ops = measured.traffic.setdefault(axes.get(group, "joint"), {})
+            ops = measured.traffic.setdefault(names[group] if names[group] in NAMED else "joint", {})
             ops[op] = dataclasses.asdict(count + Count(**ops.get(op, {})))
         return step
 

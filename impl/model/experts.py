@@ -275,10 +275,8 @@ class _Products(torch.autograd.Function):
 def _each(x: Tensor, counts: Sequence[int], weights: Sequence[Tensor], *, transposed: bool) -> Tensor:
     """Return the product of each expert's rows and its matrix. Shapes: [m, in], [in, out] each -> [m, out]."""
     if len(weights) > 1 and len(x) and is_grouped(x, weights[0]):
-        ends, whole = (
-            torch.tensor(list(accumulate(counts)), dtype=torch.int32, device=x.device),
-            torch.stack([*weights]),
-        )
+        whole = torch.stack([*weights])
+        ends = torch.tensor(list(accumulate(counts)), dtype=torch.int32, device=x.device)
         return functional.grouped_mm(x, whole.transpose(1, 2) if transposed else whole, offs=ends)
     matrices = [weight.t() if transposed else weight for weight in weights]
     out = x.new_empty(len(x), matrices[0].shape[1])
