@@ -52,14 +52,14 @@ def calibrate(
     Args:
         out: The YAML file to write.
         device: cpu, or cuda with one GPU per rank; auto is cuda where this machine has GPUs.
-        ranks: Ranks that measure together; by default one per GPU, or two.
+        ranks: Ranks that measure together; by default one per GPU, or two on processors.
         precision: Precisions of the runs to be predicted, one or several.
         threads: CPU threads of a rank.
         wait: Longest duration in seconds.
         json: Print the system as one JSON document on standard output.
     """
     chosen: DeviceKind = ("cuda" if gpu_count() else "cpu") if device == "auto" else device
-    count = ranks if ranks is not None else gpu_count() or 2
+    count = ranks if ranks is not None else (gpu_count() if chosen == "cuda" else 0) or 2
     site = Site(on="local", device=chosen)
     _require(out, site, count, precision, threads, wait)
     run = Run(plan=Plan(dp=count), train=Recipe(global_batch=count, microbatch=1), threads=threads)

@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from harness.calibrate import rank
+from harness.calibrate import calibrate, rank
 from harness.calibrate import runs as calibrate_runs
 from harness.calibrate.calibrate import text_of
 from harness.calibrate.runs import runs_to_train
@@ -23,7 +23,7 @@ from impl.recipe import Recipe
 from impl.run import Run
 from impl.simulator.step import step_seconds
 from impl.simulator.system import AttentionTable, Elementwise, Four, GemmTable, System, Two
-from tests.harness.calls import refused
+from tests.harness.calls import call, refused
 from tests.impl.simulator.made_up import with_constants
 from tests.ranks import run_ranks
 
@@ -98,6 +98,18 @@ def test_what_cannot_be_measured_is_refused(tmp_path: Path) -> None:
     assert "--wait" in refused("calibrate", "--out", out, "--wait", "-1")
     assert "one of each" in refused("calibrate", "--out", out, "--precision", "fp32", "fp32")
     assert not list(tmp_path.iterdir())
+
+
+@pytest.mark.parametrize(("gpus", "device", "ranks"), [(0, "auto", 2), (8, "auto", 8), (8, "cuda", 8), (8, "cpu", 2)])
+def test_a_rank_for_each_gpu_or_two_on_processors(
+    gpus: int, device: str, ranks: int, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    asked: list[int] = []
+    monkeypatch.setattr(calibrate, "gpu_count", lambda: gpus)
+    monkeypatch.setattr("harness.launch.slurm.gpu_count", lambda: gpus)
+    monkeypatch.setattr(calibrate, "_measured", lambda orders, *_, **__: asked.append(orders.ranks))
+    assert call("calibrate", "--out", str(tmp_path / "here.yaml"), "--device", device).status == 1
+    assert asked == [ranks]
 
 
 def in_small(folder: str) -> Measurements:
