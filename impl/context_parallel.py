@@ -260,15 +260,11 @@ def attention_grad_on_cpu(query: Tensor, key: Tensor, value: Tensor, **others: A
     return torch.ops.aten._scaled_dot_product_flash_attention_for_cpu_backward(**named)
 
 
-MOST_FEATURES = 256
-"""Features of a head that PyTorch's fused kernel takes at most."""
-
-
 def has_flash(q: Tensor) -> bool:
     """Return True if the device has a fused kernel that returns logarithms, as GPUs before Ampere have not."""
     if q.device.type == "cpu":
         return True
-    fits = q.element_size() == 2 and q.shape[-1] % 8 == 0 and q.shape[-1] <= MOST_FEATURES
+    fits = q.element_size() == 2 and q.shape[-1] in range(8, 257, 8)  # features of a head
     # where tensors have no memory there is no GPU to ask
     return fits and (not q.is_cuda or can_use_flash_attention(SDPAParams(q, q, q, None, 0.0, False, False)))
 

@@ -155,8 +155,7 @@ def _alone(device: str) -> Iterator["DeviceMesh"]:
     from impl.mesh import build_mesh
     from impl.plan import Plan
 
-    backend = "nccl" if device == "cuda" else "gloo"
-    dist.init_process_group(backend, store=dist.HashStore(), rank=0, world_size=1)
+    dist.init_process_group("nccl" if device == "cuda" else "gloo", store=dist.HashStore(), rank=0, world_size=1)
     try:
         yield build_mesh(Plan(), device)
     finally:

@@ -27,9 +27,7 @@ STATUSES = {"": "ok", "oom": "oom", "time_limit": "timeout", "hang": "timeout"}
 """Statuses of a record by cause; "failed" for all others."""
 
 OUT_OF_MEMORY = re.compile(
-    r"out of memory|can't allocate memory|cannot allocate memory|not enough memory|failed to cuda calloc"
-    r"|STATUS_ALLOC_FAILED",
-    re.I,
+    r"out of memory|can('|no)t allocate memory|not enough memory|failed to cuda calloc|STATUS_ALLOC_FAILED", re.I
 )
 BROKEN = re.compile(r"uncorrectable (ecc|nvlink) error|or a hardware error", re.I)
 """Messages of CUDA and HIP about a GPU that is at fault itself."""

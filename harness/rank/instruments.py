@@ -22,9 +22,6 @@ from impl.pipeline.schedule import Action
 from impl.plan import AXES
 from impl.train import Step, Trainer
 
-NAMED = (*AXES, "dp_cp", "zero", "replicas", "features", "heads")
-"""Axes by which a record names the traffic of groups; that of all others is `joint`."""
-
 
 @dataclass
 class Measured:
@@ -71,10 +68,9 @@ class DamagedError(RuntimeError):
 class Stopwatch:
     """Start and end of every action of the latest step, in seconds, on one scale for all ranks.
 
-    On a GPU they are CUDA events, so nothing waits for the device. They are counted from the last `reset`: intervals of
-    events are milliseconds in fp32, 2 ms apart after 5 hours, and clocks of GPUs go apart. All ranks have to construct
-    theirs together. Ranks of one machine share its clock; other machines' clocks are set by a barrier, to within the
-    barrier's own time.
+    On a GPU they are CUDA events, so nothing waits for the device, and count from the last `reset`: intervals are
+    milliseconds in fp32, 2 ms apart after 5 hours, and clocks of GPUs drift. All ranks have to construct theirs
+    together. Ranks of one machine share its clock; other machines' clocks are set by a barrier, to within its own time.
 
     `begun` and `ended` are called with every action, for reports of the rank's place.
     """
@@ -135,9 +131,9 @@ class Inspection:
             step = trainer.step(i)
         measured.memory = memory.parts(trainer.held()) if memory is not None else None
         measured.traffic = {}
-        names = named_groups(trainer)
+        names, kept = named_groups(trainer), (*AXES, "dp_cp", "zero", "replicas", "features", "heads")
         for (group, op), count in counts.items():
-            ops = measured.traffic.setdefault(names[group] if names[group] in NAMED else "joint", {})
+            ops = measured.traffic.setdefault(names[group] if names[group] in kept else "joint", {})
             ops[op] = dataclasses.asdict(count + Count(**ops.get(op, {})))
         return step
 

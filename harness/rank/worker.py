@@ -121,7 +121,8 @@ class Worker:
         if continuation is not None:
             self.heart.enter("checkpoint", self.run.train.steps)
             continuation.checkpoints.wait()
-        measured = self._memory() | gemm | host | (inspection.of_rank(self.measured) if inspection else {})
+        memory = {"peak_memory_bytes": self._peak_bytes(), "memory_kind": Device.of(self.device).memory_kind}
+        measured = memory | gemm | host | (inspection.of_rank(self.measured) if inspection else {})
         if self.hashes is not None:
             measured |= {"numerics": numerics(self.device), "pieces": self.hashes.pieces}
         elif status == "ok" and self.orders.profile:
@@ -258,9 +259,6 @@ class Worker:
         }
         self.measured.seconds["profiling"] = time.perf_counter() - begin
         return found
-
-    def _memory(self) -> Document:
-        return {"peak_memory_bytes": self._peak_bytes(), "memory_kind": Device.of(self.device).memory_kind}
 
     def _peak_bytes(self) -> int:
         """Return the peak so far, that of the attempts before this one included."""

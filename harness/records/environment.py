@@ -19,11 +19,8 @@ from harness.records.store import write_atomically
 if TYPE_CHECKING:
     import torch
 
-DRIVERS = {
-    Path("/proc/driver/nvidia/version"): r"\s(\d{3,}\.[\d.]+)\s",
-    Path("/sys/module/amdgpu/version"): r"(\S+)",
-}
-"""Files of NVIDIA's and AMD's kernel modules, with a pattern of the version in each."""
+DRIVERS = "/proc/driver/nvidia/version", "/sys/module/amdgpu/version"
+"""Files with the versions of NVIDIA's and AMD's kernel modules."""
 PACKAGES = ("torch", "deepspeed", "numpy", "pandas", "submitit", "tokenizers", "pydantic")
 
 
@@ -110,9 +107,9 @@ def processor() -> str:
 
 def _driver() -> str | None:
     """Return the GPU driver's version from its kernel module; None if there is none."""
-    for path, pattern in DRIVERS.items():
+    for path in DRIVERS:
         with contextlib.suppress(OSError):
-            return (found := re.search(pattern, path.read_text())) and found[1]
+            return (found := re.search(r"(?<!\S)\d+(\.\d+)+(?!\S)", Path(path).read_text())) and found[0]
     return None
 
 

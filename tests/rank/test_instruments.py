@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import torch
 
-from harness.rank.instruments import NAMED, Inspection, Measured, Stopwatch
+from harness.rank.instruments import Inspection, Measured, Stopwatch
 from impl.cost.place import Place
 from impl.cost.traffic import Count, step_traffic
 from impl.data.synthetic import SyntheticConfig, write_synthetic
@@ -32,7 +32,8 @@ def inspected(one: Trainer) -> tuple[dict[str, Any], dict[str, Any]]:
     Inspection(one, mesh, Stopwatch(torch.device("cpu"))).step(0, measured)
     expected: dict[str, dict[str, Any]] = {}
     for axes, ops in step_traffic(Place(one.run, one.vocab_size, one.pp_group.rank()), one.head_positions).items():
-        of = expected.setdefault(axes if axes in NAMED else "joint", {})
+        is_joint = axes == "ends" or ("_" in axes and axes != "dp_cp")
+        of = expected.setdefault("joint" if is_joint else axes, {})
         of |= {op: asdict(count + Count(**of.get(op, {}))) for op, count in ops.items()}
     return measured.traffic, expected
 

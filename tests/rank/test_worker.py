@@ -19,8 +19,6 @@ from impl.train import Step
 from tests.fake_cuda import Driver
 from tests.harness.made_up_orders import made_up
 
-AMDS = Path("/sys/module/amdgpu/version")
-
 
 def test_the_recorded_peak_on_a_gpu_is_trainings_and_not_start_ups(
     monkeypatch: pytest.MonkeyPatch, cuda: Driver
@@ -102,13 +100,15 @@ def test_a_record_and_a_calibration_name_the_gpu(monkeypatch: pytest.MonkeyPatch
     found = device_environment(torch.device("cpu"))
     assert (found["device_name"], found["backend"], found["nccl"]) == ("A GPU", "nccl", "2.27.3")
     assert "cuda" in found
-    (tmp_path / "version").write_text("6.12.12\n")
-    nowhere = {tmp_path / "no": r"(\d)"}
-    monkeypatch.setattr(environment, "DRIVERS", nowhere | {tmp_path / "version": environment.DRIVERS[AMDS]})
+    monkeypatch.setattr(environment, "DRIVERS", (str(tmp_path / "nvidia"), str(tmp_path / "amdgpu")))
+    assert device_environment(torch.device("cpu"))["driver"] is None
+    (tmp_path / "amdgpu").write_text("6.12.12\n")
     monkeypatch.setattr("torch.version.hip", "7.0.51831")
     found = device_environment(torch.device("cpu"))
     assert (found["hip"], found["driver"], "cuda" in found) == ("7.0.51831", "6.12.12", False)
-    monkeypatch.setattr(environment, "DRIVERS", nowhere)
-    assert device_environment(torch.device("cpu"))["driver"] is None
+    (tmp_path / "nvidia").write_text(
+        "NVRM version: NVIDIA UNIX Open Kernel Module for x86_64  570.86.15  Release Build\nGCC version:  gcc 12.3.0 \n"
+    )
+    assert device_environment(torch.device("cpu"))["driver"] == "570.86.15"
     found = Calibrating(torch.device("cpu"), ["fp32"], 1).found
     assert (found.hardware, found.kind, found.memory_bytes, found.processors) == ("A GPU", "cuda", 2**36, 100)
