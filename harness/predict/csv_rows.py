@@ -36,18 +36,23 @@ REQUIRED = {
 }
 """Columns that every table has, of positive integers, and the fields of a run that they set."""
 COUNTS = ("gpus", *REQUIRED)
+OF_MODEL = (
+    *("family", "norm_placement", "norm", "kv_heads", "mlp", "positions", "biases", "tied", "dropout", "experts"),
+    *("experts_per_token", "experts_every", "expert_size", "shared_expert_size", "expert_capacity"),
+)
 OPTIONAL = {
-    **{"vocab": "model.vocab_size", "family": "model.family", "norm_placement": "model.norm_placement"},
-    **{"norm": "model.norm", "kv_heads": "model.kv_heads", "ffn": "model.mlp_size", "mlp": "model.mlp"},
-    **{"positions": "model.positions", "biases": "model.biases", "tied": "model.tied"},
-    **{"experts": "model.experts", "experts_per_token": "model.experts_per_token", "expert_size": "model.expert_size"},
-    **{"experts_every": "model.experts_every", "shared_expert_size": "model.shared_expert_size"},
-    **{"expert_capacity": "model.expert_capacity"},
-    **{"dropout": "model.dropout", "precision": "precision", "fp32_gradients": "fp32_gradients"},
+    **{"vocab": "model.vocab_size", **{name: f"model.{name}" for name in OF_MODEL}, "ffn": "model.mlp_size"},
+    **{"precision": "precision", "fp32_gradients": "fp32_gradients"},
     **{name: f"plan.{name}" for name in vars(Plan()) if name not in REQUIRED},
 }
 """Columns that a table may have. A cell that is left out counts as a field that is not given to `predict`."""
 SECONDS, SPLIT, CALIBRATE, SYSTEM = "iteration_time_s", "split", "calibrate", "system"
+MEMORY = "memory_gb"
+"""Column of printed memory, which predictions ignore."""
+NUMBERS = {*COUNTS, *OPTIONAL, SECONDS, MEMORY}
+"""Columns in which a cell that reads as a number is one; other columns come back as they are."""
+SHORTEST, LONGEST = 1e-9, 1e9
+"""Bounds of measured seconds: a fit's arithmetic holds between them."""
 GROUPS = ("all", "node")
 """Valid words of `zero_group`, besides a number of ranks: all of dp and cp, or those of one node."""
 COUNTED = ("chunks", "vocab", "bucket_bytes", "kv_heads", "ffn", "cp", "ep")
@@ -112,7 +117,7 @@ def predict_rows(path: Path, system: System | None, json: bool) -> int:
     }
     assumed = {name: None for row in rows for name in row.left_out}
     left_out = {name: list(dict.fromkeys(r.left_out[name] for r in rows if name in r.left_out)) for name in assumed}
-    not_read = [n for n in rows[0].cells if n not in {*COUNTS, *OPTIONAL, SYSTEM, SECONDS, SPLIT, "name"}]
+    not_read = [name for name in rows[0].cells if name not in NUMBERS - {MEMORY} | {SYSTEM, SPLIT, "name"}]
     if json:
         heads = [_head(part.system) for part in parts]
         head = heads[0] if len(heads) == 1 else {"systems": heads}
@@ -133,7 +138,8 @@ def predict_rows(path: Path, system: System | None, json: bool) -> int:
             print(f"{name} ({known.stack}), fitted on {len(known.rows)} rows: {off}", file=sys.stderr)
     for split, found in errors.items():
         percent = ", ".join(f"{name} {value:.1f}" for name, value in found.items() if name != "rows")
-        print(f"{split or 'measured'}: {found['rows']:.0f} rows; in percent: {percent}", file=sys.stderr)
+        how = ", which constants were fitted to" if split.endswith(CALIBRATE) else ""
+        print(f"{split or 'measured'}: {found['rows']:.0f} rows{how}; in percent: {percent}", file=sys.stderr)
     return 0
 
 
@@ -171,7 +177,7 @@ def read_rows(path: Path, system: System | None) -> list[Row]:
     except (OSError, UnicodeDecodeError) as error:
         reason = getattr(error, "strerror", None) or "is not text"
         raise InputError(f"--rows {path}: {reason}; {valid}") from None
-    reader = csv.DictReader(io.StringIO(text), restkey="", restval="")
+    reader = csv.DictReader(io.StringIO(text), restval="")
     try:
         lines = list(reader)
     except csv.Error as error:  # a cell that is too long for any value, a character that ends none
@@ -181,14 +187,20 @@ def read_rows(path: Path, system: System | None) -> list[Row]:
     if missing := [name for name in COUNTS if name not in lines[0]]:
         optional = ", ".join([*OPTIONAL, SYSTEM])
         raise InputError(f"--rows {path}: has no column {', '.join(missing)}; optional are {optional}")
+    names = list(filter(None, reader.fieldnames or ()))
+    if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
+        raise InputError(f"--rows {path}: has column {', '.join(twice)} more than once; valid: each column once")
     rows, load = [], cache(load_system)
     for line in lines:
+        surplus = [cell for cell in line.pop(None, ()) if cell.strip()]
         cells = {name: "" if cell.strip().lower() == "nan" else cell.strip() for name, cell in line.items() if name}
         try:
+            if surplus:
+                raise InputError(f"cell {surplus[0]!r:.40} has no column; valid: a cell with a comma in quotes")
             own = load(cells[SYSTEM]) if cells.get(SYSTEM) else system
             rows.append(_row(cells, own))
         except InputError as error:
-            rows.append(Row({name: _number(cell) for name, cell in cells.items()}, None, None, str(error)))
+            rows.append(Row({name: _cell(name, cell) for name, cell in cells.items()}, None, None, str(error)))
     return rows
 
 
@@ -228,7 +240,7 @@ def _value(name: str, cell: str) -> Any:
     Raises:
         InputError: it is no positive number in a column of those, or no valid word or list in a column of these.
     """
-    value = _number(cell)
+    value = _cell(name, cell)
     if cell and name == "tp3":
         degrees = re.split(r"[\sx,]+", cell.strip("()[] "))
         if len(degrees) != len("xyz") or not all(map(str.isdecimal, degrees)):
@@ -238,21 +250,21 @@ def _value(name: str, cell: str) -> Any:
         raise InputError(f"{name} {cell!r:.40}; valid: {', '.join(GROUPS)}, or a positive integer")
     if (name in COUNTS or (name in COUNTED and cell)) and not (isinstance(value, int) and value > 0):
         raise InputError(f"{name} {cell!r:.40}; valid: a positive integer")
-    if name == SECONDS and cell and (isinstance(value, str) or value <= 0):
-        raise InputError(f"{name} {cell!r:.40}; valid: positive seconds")
+    if name == SECONDS and cell and (isinstance(value, str) or not SHORTEST <= value <= LONGEST):
+        raise InputError(f"{name} {cell!r:.40}; valid: positive seconds, {SHORTEST:g} to {LONGEST:g}")
     return value
 
 
 def _truth(name: str, cell: str) -> bool:
-    if (truth := TRUTH.get(str(_number(cell)).lower())) is None:
+    if (truth := TRUTH.get(str(_cell(name, cell)).lower())) is None:
         raise InputError(f"{name} {cell!r:.40}; valid: true, false")
     return truth
 
 
-def _number(cell: str) -> Any:
+def _cell(name: str, cell: str) -> Any:
     """Return a cell as a JSON value; 8.0, as some programs write integers next to empty cells, is 8."""
     try:
-        number = float(cell)
+        number = float(cell) if name in NUMBERS else math.nan
     except ValueError:
         return cell
     if not math.isfinite(number):

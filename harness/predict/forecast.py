@@ -41,11 +41,7 @@ class Forecasts:
 
     def _loss(self, run: Run, data: TokenFolder) -> Document | None:
         """Return the forecast of the final loss; None if no law gives one, with a line if the runs reject the law."""
-        from harness.predict.loss import (
-            Coming,
-            family_of,
-            loss_forecast,
-        )  # only sweeps with forecasts pay for the import
+        from harness.predict.loss import Coming, family_of, loss_forecast  # only sweeps with forecasts pay for it
 
         for path in self.store.recorded.glob("*.json"):
             if path.stem not in self._finished and (record := self.store.read(path.stem)):

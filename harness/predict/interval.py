@@ -152,14 +152,11 @@ def features(run: Done, system: System) -> dict[str, str]:
     }
     model = run.model
     parts = {
-        **{
-            model.norm: model.norm != "layernorm",
-            "rotary": model.positions == "rotary",
-            model.mlp: model.mlp != "gelu",
-        },
-        **{"grouped queries": model.groups != model.num_heads, "shared heads": model.sharing(plan.x) > 1},
-        **{"parallel residual": model.parallel_residual, "untied": not model.tied},
-        **{"shared layers": model.shared_layers, "experts": model.experts > 0, "divided features": plan.y > 1},
+        **{model.norm: model.norm != "layernorm", "rotary": model.positions == "rotary"},
+        **{model.mlp: model.mlp != "gelu", "grouped queries": model.groups != model.num_heads},
+        **{"shared heads": model.sharing(plan.x) > 1, "parallel residual": model.parallel_residual},
+        **{"untied": not model.tied, "shared layers": model.shared_layers},
+        **{"experts": model.experts > 0, "divided features": plan.y > 1},
     }
     if block := " ".join(name for name, is_other in parts.items() if is_other):
         found["block"] = block

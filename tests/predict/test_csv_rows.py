@@ -75,6 +75,7 @@ def test_the_table_is_printed_as_csv_and_left_out_and_unknown_columns_are_named(
     assert len(rows) == 5
     assert list(rows[0])[:14] == head.split(",")
     assert "fitted on 3 rows" in answer.errors
+    assert "calibrate: 3 rows, which constants were fitted to; in percent: " in answer.errors
     assert "check: 1 rows" in answer.errors
     assert "columns that predictions ignore: compile\n" in answer.errors
     assert "what they stand for: vocab 51200, family gpt, " in answer.errors
@@ -174,6 +175,9 @@ def test_a_row_may_name_its_system(tmp_path: Path):
         (HEAD + "check,x,8,1,1024,16,16,1024,2,2,2,1\n", "line 2: gpus 'x'; valid: a positive integer"),
         (HEAD + "check,8,8,1,1024,16,16,1024,2,2,2,-1\n", "line 2: iteration_time_s '-1'; valid: positive seconds"),
         (HEAD + "calibrate,8,8,1,1024,16,16,1024,2,2,2,\n", "rows of split calibrate need the seconds measured"),
+        (HEAD + "calibrate,8,8,1,1024,16,16,1024,2,2,2,1e-300\n", "valid: positive seconds, 1e-09 to 1e+09"),
+        (HEAD + "check,8,8,1,1,024,16,16,1024,2,2,2,.5\n", "cell '.5' has no column; valid: a cell with a comma in"),
+        (HEAD.replace("split", "tp") + ROWS, "has column tp more than once; valid: each column once"),
         (HEAD + "check,8,8,1,1000,16,16,1024,2,2,2,1\n", "num_heads 16 does not divide hidden_size 1000"),
         (",".join([*COUNTS, "recompute"]) + "\n8,8,1,1024,16,16,1024,2,2,2,most\n", "recompute 'most'"),
         (",".join([*COUNTS, "zero_stage"]) + "\n8,8,1,1024,16,16,1024,2,2,2,7\n", "zero_stage 7"),
@@ -186,6 +190,15 @@ def test_what_is_wrong_with_a_table_is_one_line(tmp_path: Path, text: str, probl
     path = tmp_path / "rows.csv"
     path.write_text(text)
     assert problem in refused(*predict(path))
+
+
+def test_columns_that_are_not_read_come_back_as_they_are(table: Path):
+    """A name, a hash or a version that reads as a number is none."""
+    head, line = table.read_text().splitlines()[:2]
+    table.write_text(f"{head},name,commit,version\n{line},007,12e4567,24.10\n")
+    found = document(call(*predict(table, "--json")).output)
+    assert [found["rows"][0][column] for column in ("name", "commit", "version")] == ["007", "12e4567", "24.10"]
+    assert found["calibration"]["rows"] == ["007"]
 
 
 def test_bytes_are_no_table(tmp_path: Path):
