@@ -78,7 +78,7 @@ class Measurements:
 
 def system_of(found: Measurements, name: str) -> System:
     """Return the system, with constants fitted to the steps of the trained runs."""
-    return fit(found.trained, described(found, name), row_sd=ROW_SD, with_surface=False)
+    return fit(found.trained, described(found, name), with_surface=False)
 
 
 def described(found: Measurements, name: str) -> System:
@@ -116,6 +116,7 @@ def described(found: Measurements, name: str) -> System:
         attention=found.attention,
         collectives=[Curve(op, "intra", found.ranks, found.source, rows) for op, rows in curves.items()],
         constants=_constants(found, bandwidth),
+        row_sd=ROW_SD,
     )
     return System.from_dict(_rounded(system.as_dict()))
 

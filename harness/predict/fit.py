@@ -38,14 +38,13 @@ class Measured(NamedTuple):
     """Published table that has it."""
 
 
-def fit(rows: Sequence[Measured], system: System, *, row_sd: float | None = None, with_surface: bool = True) -> System:
+def fit(rows: Sequence[Measured], system: System, *, with_surface: bool = True) -> System:
     """Return the system with the constants that fit these rows best: least squares of log seconds, log-normal priors.
 
     A constant is free if its prior has a deviation. From SURFACE_ROWS rows on, residuals are kept as a surface. The
     calibration's errors are those of each row predicted from the others, predictions taken as linear.
 
     Args:
-        row_sd: in place of the system's.
         with_surface: keep residuals as a surface; for rows that differ in their sizes.
 
     Raises:
@@ -55,7 +54,7 @@ def fit(rows: Sequence[Measured], system: System, *, row_sd: float | None = None
 
     if not rows:
         raise InputError("calibration: no row to fit; valid: rows with split calibrate and iteration_time_s")
-    space, row_sd = _Space(rows, system), row_sd or system.row_sd
+    space, row_sd = _Space(rows, system), system.row_sd
     with_surface = with_surface and len(rows) >= SURFACE_ROWS
     found, options = np.zeros(len(space.free)), {"diff_step": 1e-3, "ftol": 3e-3, "xtol": 3e-3, "max_nfev": 10}
     if len(found):
@@ -78,11 +77,11 @@ def fit(rows: Sequence[Measured], system: System, *, row_sd: float | None = None
         mape=percent.mean(),
         worst=percent.max(),
         constant_mfu_mape=abs(percent_off(np.array(baseline), np.array([row.seconds for row in rows]))).mean(),
-        interval=interval_of(off, system.row_sd),
+        interval=interval_of(off, row_sd),
         spread=dict(zip(space.free, _factor(slopes, row_sd), strict=True)),
         ranges=ranges,
         features=features,
-        residuals=surface and dataclasses.replace(surface, width=_reach(off / sd, system.row_sd)),
+        residuals=surface and dataclasses.replace(surface, width=_reach(off / sd, row_sd)),
     )
     return space.at(found).with_calibration(known)
 

@@ -10,7 +10,7 @@ from harness.calibrate import calibrate, rank
 from harness.calibrate import runs as calibrate_runs
 from harness.calibrate.calibrate import text_of
 from harness.calibrate.runs import runs_to_train
-from harness.calibrate.system import Measurements, described, system_of, undisturbed
+from harness.calibrate.system import ROW_SD, Measurements, described, system_of, undisturbed
 from harness.doctor import rank as doctor_rank
 from harness.doctor.report import Rank, Report, report_of
 from harness.predict.fit import Measured
@@ -82,6 +82,7 @@ def test_a_file_describes_the_same_system(tmp_path: Path) -> None:
     (tmp_path / "made_up.yaml").write_text(text_of(found, "calibrate"))
     assert load_system(str(tmp_path / "made_up.yaml")).as_dict() == found.as_dict()
     assert found.collectives == []
+    assert found.row_sd == ROW_SD, "what the fit took as the scatter of a step is what predictions take"
 
 
 def test_what_was_disturbed_is_no_slower_than_a_larger_one() -> None:
