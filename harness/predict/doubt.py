@@ -18,12 +18,13 @@ from impl.simulator.system import System
 FREE = 1e4
 """Factor by which an idealised machine's part is faster: its time is lost in rounding."""
 NETWORK = (
-    {"link_efficiency": FREE, "nic_efficiency": FREE, "send_efficiency": FREE},
+    {"link_efficiency": FREE, "nic_efficiency": FREE, "send_efficiency": FREE, "host_link": FREE},
     ("link_latency", "nic_latency", "send_latency", "send_wait", "host_collective"),
 )
 """Constants of a system by which communication takes no time: those to multiply, and those to set to zero."""
 COMPUTING = (
-    {"gemm_efficiency": FREE, "attention_efficiency": FREE, "memory_efficiency": FREE, "optimizer_efficiency": FREE},
+    {"gemm_efficiency": FREE, "attention_efficiency": FREE, "memory_efficiency": FREE, "optimizer_efficiency": FREE,
+     "host_memory": FREE},
     ("kernel_seconds", "host_forward", "host_backward", "host_unfused", "optimizer_tensor", "microbatch_seconds",
      "step_seconds"),
 )  # fmt: skip

@@ -12,11 +12,12 @@ import pytest
 
 from harness.cli.predict import Circumstances, predict_run
 from harness.predict.csv_rows import CALIBRATE, COUNTS, OPTIONAL, REQUIRED
+from harness.predict.doubt import without
 from harness.predict.goodput import Failures
 from harness.predict.held_out import CASES, rows_of
 from harness.predict.interval import BASELINE, features, interval, reach
 from harness.predict.simulated_record import document_of
-from harness.predict.simulation import Done, given_by, simulated
+from harness.predict.simulation import Done, given_by, predicted_seconds, simulated
 from harness.predict.systems import load_system, names
 from harness.records.labels import DEFAULTS, FIELDS, differing
 from harness.records.store import Store
@@ -326,3 +327,13 @@ def test_a_feature_without_effect_is_none():
     assert (
         features(Done(alone), load_system("selene")).keys().isdisjoint({"zero_stage", "sequence_parallel", "schedule"})
     )
+
+
+def test_all_of_a_step_on_one_device_is_computing_or_communication():
+    """The null models' machines: with an optimizer on the host, its update is computing, copies are communication."""
+    system = load_system("selene")
+    run = with_fields(Run(model=MODEL), {"plan.offload_optimizer": True, "precision": "fp16"})
+    done = simulated(run, FIELDS, system).done
+    found = without(done, system)
+    assert found["network"] < 0.95 * predicted_seconds(done, system)
+    assert found["network"] + found["computing"] == pytest.approx(predicted_seconds(done, system), rel=0.01)
