@@ -120,7 +120,11 @@ class ClosedForm:
         fixed = {knob: np.full(len(plans), int(way)) for knob, way in ways if way is not None}
         plans = Plans({**plans.columns, **fixed})
         m = batch // (plans["dp"] * plans["microbatch"])
-        ranks = self._gather(plans, self._ranks, "pp", "chunks")._replace(m=m, schedule=plans["schedule"])
+        ranks = self._gather(plans, self._ranks, "pp", "chunks")
+        blocks = np.maximum(ranks.layers / ranks.v, 1)
+        if self.base.model.shared_layers:
+            blocks = np.full_like(blocks, blocks_of(self.base, self.vocab_size, self.units[-1]))
+        ranks = ranks._replace(m=m, schedule=plans["schedule"], blocks=blocks)
         knobs = ("tp", "pp", "dp", "zero_stage", "zero_group", "sequence_parallel", "offload_optimizer")
         pp, near = plans["pp"], plans
         if not self.system.habits.owns_tensors:  # else states depend on pp beyond what is near
@@ -230,11 +234,13 @@ class ClosedForm:
         pipeline = _pipeline(ranks, work, blocks, under_way)
         last_pass = np.where(is_split, work.weight_gradient, work.backward)
         drained = (ranks.p - 1) * (work.backward[BETWEEN] / ranks.v + under_way.longest) * ~is_split
-        exposed = self._exposed(plans, ranks, np.where(zero < 2, reducing, 0.0) + summing, last_pass)
+        reduced, shape = np.where(zero < 2, reducing, 0.0) + summing, (ranks.v, ranks.p, ranks.blocks)
+        beside = beyond(self.system, reduced, last_pass, *shape)
+        exposed = np.where(plans["overlap_grad_reduce"] == 1, beside, reduced)
         ends = np.maximum(pipeline + exposed[FIRST], pipeline - drained + exposed[LAST]) + held.tied
         total = np.maximum(ends, pipeline - drained / np.maximum(ranks.p - 1, 1) + exposed[BETWEEN])
         if self.system.habits.gathers_ahead:
-            beside = beyond(self.system, gathering, work.forward, *self._shape(ranks))
+            beside = beyond(self.system, gathering, work.forward, *shape)
             gathering = np.where(plans["overlap_param_gather"] == 1, beside, gathering)
         after = updating + np.where((zero == 1) | (zero == 2), gathering, 0.0)
         total = total + np.max(after, axis=0) + self.system.constant("step_seconds")
@@ -261,7 +267,7 @@ class ClosedForm:
         waits = wait * (2 * v - is_first - is_last)
 
         def with_waits(seconds: Array, reduced: Array | float, is_end: Array) -> Array:
-            sharing = waited(gathers / v, reduced / v, seconds / v, self._shape(ranks)[2]) * v
+            sharing = waited(gathers / v, reduced / v, seconds / v, ranks.blocks) * v
             return seconds + (sharing + np.where(ranks.p > 1, waits + blocking * (v - is_end) * longest, 0.0))
 
         return Work(
@@ -270,18 +276,6 @@ class ClosedForm:
             with_waits(work.input_gradient, reduces, is_first),
             work.weight_gradient,
         )
-
-    def _shape(self, ranks: Ranks) -> tuple[Array, Array, Array]:
-        """Return the numbers of stages of a rank, of ranks, and of a stage's `blocks_of`, each [n] or [3, n]."""
-        layers = np.maximum(ranks.layers / ranks.v, 1)
-        if self.base.model.shared_layers:
-            layers = np.full_like(layers, blocks_of(self.base, self.vocab_size, self.units[-1]))
-        return ranks.v, ranks.p, layers
-
-    def _exposed(self, plans: Plans, ranks: Ranks, reducing: Array, last_pass: Array) -> Array:
-        """Return the seconds that each kind of rank reduces gradients after its last backward pass. Shape: [3, n]."""
-        shape = self._shape(ranks)
-        return np.where(plans["overlap_grad_reduce"] == 1, beyond(self.system, reducing, last_pass, *shape), reducing)
 
     def _moments(self, plans: Plans, ranks: Ranks, held: Held) -> list[Parts]:
         """Return the memory of ranks by category at the moments of which one needs most."""

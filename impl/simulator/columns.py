@@ -32,6 +32,8 @@ class Ranks(NamedTuple):
     """Number of ranks after the first of the fullest middle ones."""
     m: Size = 0
     schedule: Size = 0
+    blocks: Size = 1
+    """Blocks of a stage (`impl.simulator.reduction.blocks_of`). Shape: [3, n]."""
 
     @property
     def is_first(self) -> Array:
