@@ -43,7 +43,7 @@ def printed(quantity: str, of: str = "") -> float:
 
 def of_model(point: Point, quantity: str) -> float:
     """Return the number that is published for a model of about this size; NaN if none is."""
-    sizes = {name: count_parameters(named(name)).total for name in PLANS}
+    sizes = {name: count_parameters(named(name)) for name in PLANS}
     names = [name for name, size in sizes.items() if abs(point.parameters / size - 1) < SAME]
     return printed(quantity, names[0]) * 1e9 if names else math.nan
 

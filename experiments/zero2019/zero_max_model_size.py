@@ -66,7 +66,7 @@ def in_paper() -> list[Point]:
         numbers = {"formula": tp * PRINTED_V100 / model_state_bytes(run, 1), "published": row["value"] * 1e9}
         if stage in MEASURED:
             size = MEASURED[stage][tp]
-            fits = count_parameters(deepest(on_v100s(*size, tp, stage))).total
+            fits = count_parameters(deepest(on_v100s(*size, tp, stage)))
             numbers |= {"predicted": fits, "trained": size[0] * 1e9}
         found.append(Point(run, printed=numbers))
     return sorted(found, key=lambda one: (one.run.plan.tp, one.run.plan.zero_stage))

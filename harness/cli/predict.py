@@ -206,7 +206,7 @@ def _document(asked: Simulated, system: System, found: Prediction, stack: str | 
         "system": system.name,
         "stack": system.stack,
         "hardware": system.hardware,
-        "parameters": count_parameters(run.model, vocabulary_of(run)).total,
+        "parameters": count_parameters(run.model, vocabulary_of(run)),
         "devices": run.plan.world_size,
         "config": to_dict(run),
         "seconds": found.seconds,

@@ -117,7 +117,7 @@ class Comparison:
     def _point(self, run: Run, rate: float) -> Point:
         model, batch = run.model, run.train.global_batch
         part = model_flops("ptdp", model, batch) / hardware_flops("ptdp", model, batch, recompute="full")
-        name = f"GPT {size_name(count_parameters(model).total)}"
+        name = f"GPT {size_name(count_parameters(model))}"
         return Point(point(run), model=name, printed={"published_rate": rate, "model_rate": rate * part})
 
     def _speed(self, one: Point) -> float:

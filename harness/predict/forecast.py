@@ -47,7 +47,7 @@ class Forecasts:
             if path.stem not in self._finished and (record := self.store.read(path.stem)):
                 self._finished |= {record.id: record} if record.status in FINISHED else {}
         vocabulary = run.model.vocabulary(data.manifest.vocab_size)
-        parameters = count_parameters(run.model, vocabulary).total
+        parameters = count_parameters(run.model, vocabulary)
         coming = Coming(run=run, parameters=parameters, vocabulary=vocabulary, data_sha256=data.sha256)
         found = loss_forecast(coming, (self._finished[name] for name in sorted(self._finished)))
         if isinstance(found, str):

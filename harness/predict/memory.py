@@ -56,7 +56,7 @@ def memory(
             {"pipeline_rank": i, "bytes": m.as_dict(), "fits": fits(m.total), "fit": verdict(m.total)}
             for i, m in enumerate(ranks)
         ]
-        parameters = count_parameters(config.model, config.model.vocabulary(tokens)).total
+        parameters = count_parameters(config.model, config.model.vocabulary(tokens))
         document = {"parameters": parameters, "ranks": rows, "fullest": fullest}
         known = {"device_memory_bytes": limit, "fits": fits(most), "fit": verdict(most)}
         return print_json(document | known)

@@ -52,7 +52,7 @@ def document_of(run: Run, store: Store, system: System, given: Collection[str] |
         "resolved": {
             "vocab_size": vocab_size,
             "padded_vocab_size": padded_vocabulary(vocab_size, run.plan.tp),
-            "parameters": count_parameters(run.model, vocab_size).total,
+            "parameters": count_parameters(run.model, vocab_size),
             "head_positions": head_positions(run.model),
         },
         "environment": environment,

@@ -146,7 +146,7 @@ class Worker:
             device=device_environment(self.device),
             resolved={
                 "vocab_size": trainer.vocab_size,
-                "parameters": count_parameters(self.run.model, trainer.vocab_size).total,
+                "parameters": count_parameters(self.run.model, trainer.vocab_size),
                 "head_positions": 0 if self.run.data.race else head_positions(self.run.model),
             },
         )

@@ -336,7 +336,7 @@ def _search(task: Task, top: int, out: Path | None, search: float = 0.0) -> tupl
     good = [task.with_warnings(row) for row in by_row if "reason" not in row]
     best = sorted(good, key=lambda row: row["seconds"])[:top]
     document = {
-        "model": {"parameters": count_parameters(task.base.model, form.vocab_size).total},
+        "model": {"parameters": count_parameters(task.base.model, form.vocab_size)},
         **{"system": task.system.name, "stack": task.system.stack, "gpus": task.gpus, "memory_limit_bytes": task.limit},
         **{"global_batch": task.base.train.global_batch, "precision": task.base.precision},
         "plans": len(plans),

@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
 from functools import lru_cache
 from typing import NamedTuple
 
@@ -24,63 +23,21 @@ INDEX_BYTES = 8
 """Bytes of a token, a position or another index of rows."""
 
 
-@dataclass(frozen=True, kw_only=True)
-class ParameterCount:
-    """Parameters by part; an output head's matrix that is the token embedding's is counted once."""
+def count_parameters(config: ModelConfig, vocab_size: int | None = None) -> int:
+    """Return the exact number of a model's parameters, without the vocabulary's padding.
 
-    embedding: int
-    """Parameters of the token embedding and an untied output head."""
-    positions: int
-    """Parameters of positions and BERT's two token types."""
-    layers: int
-    """Attention and MLP weights and biases of all layers; of one if they share them."""
-    norms: int
-    """Parameters of all norms but the MLM head's."""
-    heads: int
-    """BERT's MLM transform, pooler and next-sentence classifier."""
-
-    @property
-    def total(self) -> int:
-        return self.embedding + self.positions + self.layers + self.norms + self.heads
-
-
-def count_parameters(config: ModelConfig, vocab_size: int | None = None) -> ParameterCount:
-    """Return the exact parameter count of a model.
-
-    A GPT's layer has 12 h^2 + 9 h without its norms: QKV 3 h^2 + 3 h, projection h^2 + h, MLP 8 h^2 + 5 h.
+    An output head's matrix that is the token embedding's is counted once, and so are weights that all layers share.
+    Norms included, a GPT's layer has 12 h^2 + 13 h: QKV 3 h^2 + 3 h, projection h^2 + h, MLP 8 h^2 + 5 h, norms 4 h.
 
     Args:
         vocab_size: rows of the token embedding, where the configuration leaves them to the data.
 
     Source: PTD-P (2104.04473), equation 2, which leaves out the final LayerNorm's 2 h; BERT: Devlin et al. 2019.
     """
-    layers, h = len(config.own(range(config.num_layers))), config.hidden_size
     vocab = resolve_vocab(config, vocab_size)
-    blocks = config.norms.attention, config.norms.mlp
-    whole = layers * config.norms.of_tokens + config.norms.embedding + config.norms.final
-    size = lambda width, **bias: sum(parameter.size for parameter in _norm(config, "", width, **bias))
-    of_heads = len(config.norms.attention.heads) * size(config.head_size, bias=False)
-    widths = h, config.mlp_inner
-    inner = sum(size(width) for width, block in zip(widths, blocks, strict=True) if block.inner)
-    norms = whole * size(h) + layers * (of_heads + inner)
-    biases = (sum(config.qkv_sizes) + sum(config.mlp_outputs) + 2 * h) * config.biases
-    is_bert = config.family == "bert"
-    mlm, pooler, next_sentence = h * h + h + 2 * h + vocab, h * h + h, 2 * h + 2
-    return ParameterCount(
-        embedding=vocab * h * (1 if config.tied else 2),
-        positions=(config.seq_len * (config.positions == "learned") + TOKEN_TYPES * is_bert) * h,
-        layers=layers * (config.layer_weights + biases) + min(layers, config.expert_layers) * _in_place_of_mlp(config),
-        norms=norms,
-        heads=(mlm + pooler + next_sentence) * is_bert,
-    )
-
-
-def _in_place_of_mlp(config: ModelConfig) -> int:
-    """Return the parameters of a layer's experts and their router, less those of an MLP."""
-    h, router = config.hidden_size, config.experts * (config.hidden_size + bool(config.balance_bias))
-    inner = config.experts * config.expert_inner + config.shared_expert_size - config.mlp_inner
-    biases = (sum(config.mlp_outputs) + h) * config.biases
-    return router + inner * h * (len(config.mlp_outputs) + 1) - biases
+    padded, of_rows = padded_vocabulary(vocab, 1), (TIED, OUTPUT, "token_bias")
+    named = named_parameters(config, vocab, 1)
+    return sum(p.size // padded * vocab if p.name in of_rows else p.size for p in named)
 
 
 class Parameter(NamedTuple):

@@ -103,7 +103,7 @@ def keep_family(store: Store, tokens: Path, off: float, first: int = 0) -> None:
         like = small(tokens, steps=steps, seed=seed)
         run = replace(like, model=replace(like.model, hidden_size=hidden))
         vocabulary = run.model.vocabulary(data.manifest.vocab_size)
-        parameters = count_parameters(run.model, vocabulary).total
+        parameters = count_parameters(run.model, vocabulary)
         loss = law.loss(parameters, steps * run.tokens_per_step) * (1 + off * (seed - first - 0.5) * (hidden - 30) / 10)
         made = record_of(run, nats=loss)
         resolved = document(made)["resolved"] | {"data": {"sha256": data.sha256}, "vocab_size": vocabulary}

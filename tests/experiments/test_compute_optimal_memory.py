@@ -36,7 +36,7 @@ def counted(times: float) -> list[Record]:
 def test_verdicts_turn(monkeypatch: pytest.MonkeyPatch) -> None:
     assert as_printed.verdicts(EXPERIMENT, counted(1.0)) == [YES, ABSENT, ABSENT]
     assert as_printed.verdicts(EXPERIMENT, counted(1.2))[0] in (NO, PARTLY)
-    paper = [simulated(run, memory=2 * count_parameters(run.model).total) for run in EXPERIMENT.runs["paper"]]
+    paper = [simulated(run, memory=2 * count_parameters(run.model)) for run in EXPERIMENT.runs["paper"]]
     assert as_printed.verdicts(EXPERIMENT, paper) == [ABSENT, YES, PARTLY]
     assert (
         as_printed.verdicts(EXPERIMENT, [simulated(run, memory=1e9) for run in EXPERIMENT.runs["paper"]])[1] == PARTLY

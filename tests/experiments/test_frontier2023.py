@@ -41,7 +41,7 @@ def test_sizes_of_models_turn_with_their_parameters() -> None:
     too_large = [replace(record, status="oom") for record in needing(1.0, memory=90e9)]
     assert verdicts(MODELS, too_large)[2] == NO
     assert verdicts(MODELS, needing(1.1))[:2] == [ABSENT, ABSENT]  # no published model has that size
-    named = {run.model.num_layers: count_parameters(run.model).total / 1e9 for run in MODELS.runs["paper"]}
+    named = {run.model.num_layers: count_parameters(run.model) / 1e9 for run in MODELS.runs["paper"]}
     assert [round(size, 1) for size in named.values()] == [1.4, 22.1, 174.6, 1008.0]
     table = models.table(needing(1.0)).frame
     assert list(table["published_states"].dropna() / 1e9) == [308, 2450, 14000]

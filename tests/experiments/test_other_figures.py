@@ -104,7 +104,7 @@ def figure_4(factor: Callable[[Run], float] = lambda _: 1.0, room: float = 1.0) 
     """As fast as printed, times a factor; memory by the states, times a factor."""
     made = []
     for run in ALONE.runs["paper"]:
-        states = count_parameters(run.model).total * (2.2 if run.plan.zero_stage else 16)
+        states = count_parameters(run.model) * (2.2 if run.plan.zero_stage else 16)
         row = data_parallel_only.PAPER.get(run)
         rate, status = (row.printed["published_rate"] * factor(run), "ok") if row else (1e12, "oom")
         made.append(simulated(run, rate, memory=states * room, status=status, device=V100))

@@ -119,7 +119,7 @@ def record_of(run: Run, **place: Any) -> Record:
     parts = {part: values for part, values in to_dict(run).items() if isinstance(values, dict)}
     nested = {f"{part}__{name}": value for part, values in parts.items() for name, value in values.items()}
     plain: dict[str, Any] = {name: value for name, value in to_dict(run).items() if name not in parts}
-    parameters = count_parameters(run.model, run.model.vocabulary(257)).total
+    parameters = count_parameters(run.model, run.model.vocabulary(257))
     return record(parameters=parameters, **nested, **plain, **place)
 
 

@@ -33,7 +33,7 @@ def run_of(hidden: int, steps: int, seed: int = 0, decay: Literal["cosine", "con
 
 
 def parameters(run: Run) -> int:
-    return count_parameters(run.model, 257).total
+    return count_parameters(run.model, 257)
 
 
 def ended(run: Run, loss: float, early: float) -> Record:

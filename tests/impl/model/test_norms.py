@@ -136,7 +136,7 @@ def test_a_new_placement_trains_and_is_simulated_and_priced(
     config = replace(CONFIG, norm_placement=name, vocab_size=128)
     model = build_model(config, 128, 0, torch.float64, serial)
     assert isinstance(model, GPT)
-    assert sum(p.numel() for p in model.parameters()) == count_parameters(config).total
+    assert sum(p.numel() for p in model.parameters()) == count_parameters(config)
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     tokens = torch.randint(128, (4, 17), generator=torch.Generator().manual_seed(0))
     losses = []
