@@ -12,7 +12,7 @@ from dataclasses import replace
 from experiments.ours.data_parallel_scaling import sweep
 from harness.experiment.kit import (
     Claim, Estimate, EvaluationConfig, Evidence, Experiment, ModelConfig, Plan, Precision, Recipe, Record, Run,
-    Tolerance, named, tally,
+    Tolerance, cost, named, tally,
 )  # fmt: skip
 
 QUALITY = Recipe(steps=320, global_batch=16, microbatch=8, lr=3e-3, warmup_steps=60)
@@ -75,7 +75,7 @@ EXPERIMENT = Experiment(
             kind="self-consistency",
         ),
     ),
-    cost={"smoke": "1 min, 2 CPU cores", "small": "3 min, 2 CPU cores", "paper": "1 h, 8 GPUs"},
+    cost=cost("3 min", "1 h, 8 GPUs"),
     runs={
         "smoke": [*perplexity([TINY], replace(QUALITY, steps=100)), *sweep(named("gpt-2m"), (1, 2), SPEED)],
         "small": [*perplexity([TINY, named("gpt-0.5m")], QUALITY), *sweep(named("gpt-2m"), (1, 2), SPEED)],

@@ -19,8 +19,8 @@ from experiments.axonn2023 import (
 from experiments.ours import claim
 from experiments.ptdp2021 import timed
 from harness.experiment.kit import (
-    DEVICE, MARK, MODEL, RANKS, RUNS, Check, Claim, Estimate, Evidence, Experiment, Measure, ModelConfig,
-    Point, Record, Run, Tolerance, figure_of, gigabytes, grouped, milliseconds, of_run, points, step_seconds, table_of,
+    DEVICE, MARK, MODEL, RANKS, RUNS, STEP, Check, Claim, Estimate, Evidence, Experiment, Measure, ModelConfig, Point,
+    Record, Run, Tolerance, cost, figure_of, gigabytes, grouped, milliseconds, of_run, points, step_seconds, table_of,
     tally,
 )  # fmt: skip
 from impl.cost.least_traffic import moved_bytes
@@ -154,7 +154,7 @@ SHOWN = (
     gigabytes("modelled", "by AxoNN's model", lambda one: sum(modelled(one.run))),
     gigabytes("corrected", "with its last product turned", lambda one: sum(modelled(one.run, PRODUCTS))),
     milliseconds("communicating", "its time on Perlmutter", lambda one: communicating(one.run)),
-    milliseconds("step", "step", lambda one: one.estimate(step_seconds)), RUNS, MARK,
+    STEP, RUNS, MARK,
 )  # fmt: skip
 SMOKE = ModelConfig(num_layers=1, hidden_size=64, num_heads=8, seq_len=32, vocab_size=512)
 EXPERIMENT = Experiment(
@@ -182,7 +182,7 @@ EXPERIMENT = Experiment(
         name=lambda one: f"{one.run.plan.world_size} ranks, x {one.run.plan.x}, y {one.run.plan.y}",
         at=lambda one: communicating(one.run), ours=lambda one: one.mean(step_seconds), published=lambda _: nan,
     ),
-    cost={"smoke": "2 min, 2 CPU cores", "small": "20 min, 2 CPU cores", "paper": "2 h, 1024 GPUs with 40 GB"},
+    cost=cost("20 min", "2 h, 1024 GPUs with 40 GB", smoke="2 min"),
     deviations="Of the paper only the abstract was read; the model is the stored code's, with x as the innermost "
     "axis. Bandwidths are those that it has for Perlmutter, at all tiers. The batch of `paper`, 1,024 "
     "sequences of 2,048, is our own. At `smoke` and `small` ranks share two cores: their time is what all of them "

@@ -15,8 +15,8 @@ from experiments.ptdp2021 import timed
 from harness.experiment.contests import plan_in_words
 from harness.experiment.kit import (
     DEVICE, FLOP_RATE, MARK, MODEL, POINTS, RANKS, RUNS, TERA, Check, Claim, Estimate, Evidence, Experiment,
-    ModelConfig, Plan, Point, Record, Run, Tolerance, best_over, each, flop_rate, less, of_run, points, published,
-    rate_with_recomputation, repeated, share, table_of, tally, within,
+    ModelConfig, Plan, Point, Record, Run, Tolerance, best_over, cost, each, flop_rate, less, of_run, points,
+    published_number, rate_with_recomputation, repeated, share, table_of, tally, within,
 )  # fmt: skip
 
 Way = Literal["grid", "Megatron-LM", "grid, recomputing nothing", "Megatron-LM, recomputing nothing"]
@@ -88,7 +88,7 @@ def grids(records: Sequence[Record]) -> list[Point]:
 
 def largest(records: Sequence[Record]) -> list[tuple[Estimate, float]]:
     """Return the share of the peak of 80B's grid, and the published one."""
-    [printed] = published("axonn2023", "hardware_flop_share")["value"]
+    printed = published_number("axonn2023", "hardware_flop_share")
     return [(rate_alike(one), printed / 100) for one in grids(records) if one.run.model == SHAPES[80]]
 
 
@@ -108,7 +108,7 @@ def gains(records: Sequence[Record], *, recomputing: bool = True) -> list[tuple[
 
 def as_published(records: Sequence[Record]) -> list[tuple[Estimate, float]]:
     """Return the gain of 80B's grid, and the published one."""
-    [printed] = published("axonn2023", "gain_over_megatron")["value"]
+    printed = published_number("axonn2023", "gain_over_megatron")
     return [(gain, printed / 100) for gain, one in gains(records) if one.run.model == SHAPES[80]]
 
 
@@ -174,7 +174,7 @@ EXPERIMENT = Experiment(
     table=table_of("weak_scaling", "Grids and Megatron-LM's plans", SHOWN, lambda records: sorted(
         points(records, flop_rate), key=lambda one: (one.device, one.parameters, way(one.run))
     ), ["At `paper` plans are the fastest by prediction, of all that fit 40 GB, at 1,024 sequences for all models."]),
-    cost={"smoke": "2 min, 2 CPU cores", "small": "15 min, 2 CPU cores", "paper": "1 h, 1024 GPUs with 40 GB"},
+    cost=cost("15 min", "1 h, 1024 GPUs with 40 GB", smoke="2 min"),
     deviations="Of the paper only the abstract was read: neither batch, grids, Megatron-LM's plan nor GPUs of smaller "
     "models are known. Shapes are the repository's. Megatron-LM may share layers that do not come out even, and the "
     "tokens between them, which favours it; its job script has neither sequence parallelism nor divided states. A grid "

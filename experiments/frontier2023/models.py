@@ -11,11 +11,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from experiments.frontier2023 import cost
 from experiments.zero2019.zero_memory import divided
 from harness.experiment.kit import (
     GB, GIB, MODEL, RANKS, ZERO_STAGE, Check, Claim, Column, Experiment, Point, Record, Table, Tolerance, ZeroStage,
-    about, each, gib, gigabytes, listed, named, near, points, published, value,
+    about, cost, each, gib, gigabytes, listed, named, near, points, published_number, value,
 )  # fmt: skip
 from harness.predict.published_scaling import on_frontier
 from impl.cost.parameters import count_parameters
@@ -33,12 +32,7 @@ PLANS = {
 }  # fmt: skip
 """tp, pp, dp and batch: the authors' launch scripts; the largest model's batch is from memory, the smallest's plan is
 assumed, a node of data-parallel GCDs."""
-
-
-def printed(quantity: str, of: str = "") -> float:
-    """Return a published number, or NaN if the paper prints none."""
-    rows = published("frontier2023", quantity).to_dict("records")
-    return next((row["value"] for row in rows if row["model"] == of), math.nan)
+printed = partial(published_number, "frontier2023")
 
 
 def of_model(point: Point, quantity: str) -> float:
@@ -126,7 +120,7 @@ EXPERIMENT = Experiment(
         ),
     ),
     table=table,
-    cost=cost("1 min", "60 min, 1024"),
+    cost=cost("1 min", "60 min, 1024 GCDs with 64 GB"),
     deviations="No copy of tables I, II and V was found. Table I's smallest model is known from memory, with a hidden "
     "size that its heads do not divide: 2112 here, not 2114; the shapes of the others are those of the authors' launch "
     "scripts. The vocabulary is assumed. Table II's 14 TB are from news, its other values are 14 bytes a parameter. "

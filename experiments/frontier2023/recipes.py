@@ -8,11 +8,10 @@ Their counter includes recomputation (it is PTD-P's equation 3), so that these a
 from collections.abc import Sequence
 from dataclasses import replace
 
-from experiments.frontier2023 import cost
 from experiments.ptdp2021 import grown
 from harness.experiment.kit import (
     BATCH, DP, MICROBATCH, PP, TP, ZERO_STAGE, BySize, Claim, Evidence, Experiment, Plan, Printed, Record, Run,
-    Tolerance, rate_with_recomputation,
+    Tolerance, cost, rate_with_recomputation,
 )  # fmt: skip
 from harness.predict.published_scaling import on_frontier
 
@@ -79,7 +78,7 @@ EXPERIMENT = Experiment(
         FIGURE.quantitative("rates relative to the smallest model's are within 5 points of the published", "network"),
     ),
     table=FIGURE.table,
-    cost=cost("8 min", "90 min, 1024"),
+    cost=cost("8 min", "90 min, 1024 GCDs with 64 GB"),
     deviations="Plans and batches are the authors' launch scripts', as is that the counter includes recomputation; the "
     "largest model's batch is from memory; its heads and the vocabulary of all are assumed. The rates of 22B and 175B "
     "are from news, and that of 1T is derived from the abstract's share. `frontier`'s constants are fitted to the row "

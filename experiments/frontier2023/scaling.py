@@ -10,12 +10,11 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
-from experiments.frontier2023 import cost
 from experiments.ptdp2021 import timed
 from harness.experiment.kit import (
     BATCH, DP, EFFICIENCY, FLOP_RATE, MARK, MICROBATCH, MODEL, POINTS, PP, PUBLISHED, RANKS, RUNS, TP, Claim, Column,
-    Estimate, Evidence, Experiment, ModelConfig, Plan, Point, Record, Run, Table, about, each,
-    falls_along, flop_rate, grouped, less, point, points, repeated, tabulate, tally, within,
+    Estimate, Evidence, Experiment, ModelConfig, Plan, Point, Record, Run, Table, about, cost, each, falls_along,
+    flop_rate, grouped, less, point, points, repeated, tabulate, tally, within,
 )  # fmt: skip
 from harness.predict.published_scaling import FITTED, STUDIES, Kind, Study, published_efficiency, run_of
 
@@ -143,7 +142,7 @@ EXPERIMENT = Experiment(
         ),
     ),
     table=table,
-    cost=cost("4 min", "6 h, 3072"),
+    cost=cost("4 min", "6 h, 3072 GCDs with 64 GB"),
     deviations="The abstract has neither batches nor where scaling begins. The batches of all, 8,000 and 8,016, and "
     "1T's 1,600 sequences of a replica are from memory; 175B's 320 of a replica, and the 128 and 512 GCDs of the "
     "beginning, are assumed. Microbatches are 1, as in the launch scripts; `strong, fitted` has 4, as in the DeepSpeed "

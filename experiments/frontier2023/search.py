@@ -9,10 +9,9 @@ sampler searches the same results as the authors' DeepHyper did.
 import itertools
 from collections.abc import Iterator, Mapping, Sequence
 
-from experiments.frontier2023 import cost
 from experiments.ptdp2021 import timed
 from harness.experiment.kit import (
-    Check, Claim, Estimate, Experiment, ModelConfig, Plan, Record, Tolerance, each, flop_rate,
+    Check, Claim, Estimate, Experiment, ModelConfig, Plan, Record, Tolerance, cost, each, flop_rate,
 )  # fmt: skip
 from harness.predict.published_scaling import on_frontier
 from harness.tune.space import figure, spaces, table
@@ -77,7 +76,7 @@ EXPERIMENT = Experiment(
             tolerance=FOUND,
         ),
     ),
-    table=table, figure=figure, cost=cost("4 min", "12 h, 128"),
+    table=table, figure=figure, cost=cost("4 min", "12 h, 128 GCDs with 64 GB"),
     deviations="The authors' ranges are known to us by memory only, and their number of nodes is left out, as 12 nodes "
     "cannot be divided into the deeper pipelines. Every plan is tried, where DeepHyper tries a part and learns the "
     "rest. A step has 5 or 10 microbatches, so that its batch grows with them. At `smoke` and `small` two ranks, one "

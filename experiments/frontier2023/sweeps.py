@@ -11,11 +11,10 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-from experiments.frontier2023 import cost
 from experiments.ptdp2021 import timed
 from harness.experiment.kit import (
     BATCH, DP, FLOP_RATE, MICROBATCH, PP, RUNS, TERA, TP, ZERO_STAGE, Check, Claim, Column, Estimate, Evidence,
-    Experiment, ModelConfig, Plan, Point, Record, Run, Table, Tolerance, about, flop_rate, larger, largest, near,
+    Experiment, ModelConfig, Plan, Point, Record, Run, Table, Tolerance, about, cost, flop_rate, larger, largest, near,
     points, repeated, tabulate, tally, value,
 )  # fmt: skip
 from harness.figures.style import panels
@@ -135,7 +134,7 @@ EXPERIMENT = Experiment(
     ),
     table=table,
     figure=figure,
-    cost=cost("1 min", "3 h, 128 to 1024"),
+    cost=cost("1 min", "3 h, 128 to 1024 GCDs with 64 GB"),
     deviations="The authors' values of each knob are not known to us. Replicas stay four, so that more ranks to a "
     "layer or a pipeline are more GCDs. At `smoke` and `small` microbatch and batch vary, with a "
     "pipeline of two ranks.",

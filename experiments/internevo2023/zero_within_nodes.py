@@ -14,7 +14,7 @@ from typing import Any
 from experiments.ptdp2021 import SELENE, timed
 from harness.experiment.kit import (
     MARK, MODEL, RANKS, RUNS, TP, UNTESTED, Claim, Column, Estimate, Experiment, ModelConfig, Plan, Point, Printed,
-    Record, Run, Tolerance, as_expected, each, figure_of, grouped, named, of_run, points, printed, printed_value,
+    Record, Run, Tolerance, as_expected, cost, each, figure_of, grouped, named, of_run, points, printed, printed_value,
     published, relative, repeated, table_of, with_printed,
 )  # fmt: skip
 from impl.model.sizes import LLAMA_BLOCK
@@ -138,7 +138,7 @@ EXPERIMENT = Experiment(
         name=lambda one: f"tp {one.run.plan.tp}, {'within nodes' if one.run.plan.replicas > 1 else 'over all ranks'}",
         at=lambda one: one.run.plan.world_size, ours=lambda one: one.mean(per_device), published=published_rate,
     ),
-    cost={"smoke": "1 min, 2 CPU cores", "small": "5 min, 2 CPU cores", "paper": "1 h, 1,024 GPUs with 80 GB"},
+    cost=cost("5 min", "1 h, 1,024 GPUs with 80 GB"),
     deviations="InternEvo gives each tensor one owner, which broadcasts it, and sums gradients on all ranks; our own "
     "engine divides flat buckets, by reduce-scatter and all-gather. Simulated for `internevo` it is done in its way. "
     "Its MLPs have no biases and two tensors where ours has one. On one node both ways are one run, whose published "

@@ -3,13 +3,14 @@
 import math
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
-from functools import cache
+from functools import partial
+from operator import attrgetter
 from typing import Any
 
 from experiments.ptdp2021 import on_selene
 from harness.experiment.kit import (
     PP, TP, UNKNOWN, Estimate, Measure, ModelConfig, Plan, Point, Precision, Recipe, Record, Run, Tolerance, apart_from,
-    named, of_run, points, published, untested, with_printed,
+    named, of_run, points, published, published_number, untested, with_printed,
 )  # fmt: skip
 from impl.cost.activations import layer_bytes
 from impl.cost.parameters import ELEMENT_BYTES
@@ -35,20 +36,15 @@ PARALLEL = of_run(
     value=lambda run: "no" if run.plan.tp == 1 else "tensor, sequence" if run.plan.sequence_parallel else "tensor",
 )  # fmt: skip
 LAYER = "layer_activation_bytes"
-
-
-def layer(record: Record) -> float:
-    """Return the bytes that the last layer keeps of one microbatch, on the rank with most."""
-    return record.layer_activation_bytes
+layer, rate_of = attrgetter(LAYER), attrgetter("tokens_per_second")
+"""Measures of a record: bytes that the last layer keeps of one microbatch, on the rank with most; tokens per second."""
+in_print = partial(published_number, "korthikanti2022")
+"""Function of a quantity and a model that returns what the paper prints; NaN: nothing."""
 
 
 def counted(one: Point) -> float:
     """Return the mean of `layer` over a point's records."""
     return one.mean(layer)
-
-
-def rate_of(record: Record) -> float:
-    return record.tokens_per_second
 
 
 def rate(one: Point) -> float:
@@ -197,13 +193,6 @@ def same_in_paper(run: Run) -> list[str]:
     if way_of(run) == NOTHING or not run.model.dropout or run.plan.tp != DEGREE:
         return []
     return [name for name, model in PAPER.items() if scores(model) == scores(run.model)]
-
-
-@cache
-def in_print(quantity: str, name: str) -> float:
-    """Return the number that the paper prints of a quantity for a model; NaN if it prints none."""
-    rows = published("korthikanti2022", quantity).to_dict("records")
-    return next((row["value"] for row in rows if row["model"] == name), math.nan)
 
 
 def published_share(run: Run) -> float:

@@ -20,8 +20,8 @@ from experiments.korthikanti2022 import (
 from experiments.ptdp2021 import on_selene, small_model, timed
 from harness.experiment.kit import (
     BATCH, MARK, MILLI, MODEL, POINTS, RUNS, Claim, Column, Estimate, Evidence, Experiment, ModelConfig, Plan, Point,
-    Record, Run, Tolerance, all_hold, and_absent, as_expected, each, mebibytes, named, of_run, printed, printed_value,
-    published, repeated, share, table_of, tally, within,
+    Record, Run, Tolerance, all_hold, and_absent, as_expected, cost, each, mebibytes, named, of_run, printed,
+    printed_value, published, repeated, share, table_of, tally, within,
 )  # fmt: skip
 from impl.cost.activations import layer_bytes
 
@@ -181,7 +181,7 @@ EXPERIMENT = Experiment(
         ),
     ),
     table=table_of("activation_recomputation", "Recomputation of activations", COLUMNS, ours_and_theirs, NOTES),
-    cost={"smoke": "1 min, 2 CPU cores", "small": "10 min, 2 CPU cores", "paper": "60 min, 512 GPUs with 80 GB"},
+    cost=cost("10 min", "60 min, 512 GPUs with 80 GB"),
     deviations="bf16, not fp16; at `smoke` and `small` fp32 where times count. Models of figure 7 and table 4 have "
     "two layers of their width, and times are of whole steps: the embedding and the update are in them. With dropout, "
     "as the formulas count its masks; at `small` pipelines without, with fused attention. At `small`, 175B's heads and "

@@ -16,8 +16,8 @@ from experiments.korthikanti2022 import (
     with_way,
 )  # fmt: skip
 from harness.experiment.kit import (
-    GIB, MODEL, Claim, Column, Experiment, Plan, Point, Record, Run, Tolerance, about, each, gib, mebibytes, printed,
-    share, table_of,
+    GIB, MODEL, Claim, Column, Experiment, Plan, Point, Record, Run, Tolerance, about, cost, each, gib, mebibytes,
+    printed, share, table_of,
 )  # fmt: skip
 from harness.figures.style import COLOURS, legend, panels
 from harness.figures.style import to_draw
@@ -162,7 +162,7 @@ EXPERIMENT = Experiment(
     ),
     table=table_of("memory_per_gpu", "What fills a GPU", COLUMNS, compared, NOTES, is_timed=False),
     figure=figure,
-    cost={"smoke": "1 min, 2 CPU cores", "small": "1 min, 2 CPU cores", "paper": "30 min, 512 GPUs with 80 GB"},
+    cost=cost("1 min", "30 min, 512 GPUs with 80 GB"),
     deviations="bf16 with gradients of 32 bits: 18 bytes of states a parameter, as the figure's. At `smoke` and "
     "`small` a model of 0.5M with the paper's dropout, on two and four ranks, two layers, for two steps.",
     runs={

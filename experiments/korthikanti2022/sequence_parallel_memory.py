@@ -15,8 +15,8 @@ from experiments.korthikanti2022 import (
     size_of, with_way,
 )  # fmt: skip
 from harness.experiment.kit import (
-    MODEL, Claim, Column, Experiment, ModelConfig, Plan, Record, Run, Tolerance, as_expected, each, mebibytes, of_run,
-    share, table_of, within,
+    MODEL, Claim, Column, Experiment, ModelConfig, Plan, Record, Run, Tolerance, as_expected, cost, each, mebibytes,
+    of_run, share, table_of, within,
 )  # fmt: skip
 
 CLOSE = Tolerance(0.02, "the formula leaves out what is small beside sbh", "2026-11-20")
@@ -73,7 +73,7 @@ EXPERIMENT = Experiment(
         ),
     ),
     table=table_of("activation_memory", "Activation memory of a layer", COLUMNS, counts, NOTES, is_timed=False),
-    cost={"smoke": "1 min, 2 CPU cores", "small": "4 min, 2 CPU cores", "paper": "5 min, 8 GPUs with 80 GB"},
+    cost=cost("4 min", "5 min, 8 GPUs with 80 GB"),
     deviations="bf16, not fp16. The paper's models have two layers of their width here: one layer is what is "
     "compared, and without pipelines and recomputation all of them do not fit 8 GPUs. At `small` heads and sequence "
     "are a quarter of the paper's, with one head a rank: t and 5as/h, on which the share depends, are the paper's. "

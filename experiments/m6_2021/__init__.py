@@ -3,12 +3,8 @@
 import math
 from collections.abc import Callable, Sequence
 
-from harness.experiment.kit import Check, Claim, Evidence, Record, Tolerance, estimate, less, tally
+from harness.experiment.kit import Check, Claim, Column, Evidence, Record, Tolerance, estimate, less, tally
 
-SMALL = Tolerance(
-    0.01, "the median half-width of the best losses of ours/stability_map, three seeds each, is 0.8%", "2026-11-25"
-)
-"""Share of a loss that counts as none."""
 ABSTRACT = "abstract"
 """The papers' texts were not at hand, but for their abstracts."""
 BySeed = dict[tuple[str, int], float]
@@ -18,6 +14,9 @@ BySeed = dict[tuple[str, int], float]
 def last_loss(record: Record) -> float:
     """Return nats a token on held-out text after the last step; NaN where nothing was evaluated."""
     return record.last_evaluations[0].per("tokens") if record.last_evaluations else math.nan
+
+
+LAST_LOSS = Column(key="loss", header="loss", unit="nats a token", of=lambda one: one.estimate(last_loss))
 
 
 def place(record: Record) -> tuple[str, int]:

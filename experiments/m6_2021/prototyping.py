@@ -10,15 +10,14 @@ import math
 from collections.abc import Sequence
 from dataclasses import replace
 
-from experiments.m6_2021 import SMALL, BySeed, at_most, in_abstract, last_loss, place
+from experiments.m6_2021 import LAST_LOSS, BySeed, at_most, in_abstract, last_loss, place
 from experiments.megatron2019 import scaled
-from experiments.ours import claim
+from experiments.ours import NO_SLOWER, SMALL, claim
 from harness.experiment.kit import (
-    DEVICE, MARK, RUNS, Column, DataConfig, EvaluationConfig, Experiment, Measure, ModelConfig, Plan, Recipe, Record,
-    Run, Tolerance, milliseconds, of_run, points, step_seconds, table_of,
+    AT_ONCE, DEVICE, MARK, NEEDS_TEXT, PARAMETERS, RUNS, STEP, DataConfig, EvaluationConfig, Experiment, Measure,
+    ModelConfig, Plan, Recipe, Record, Run, cost, of_run, points, table_of,
 )  # fmt: skip
 
-NO_SLOWER = Tolerance(0.02, "repeats of one point differ by as much", "2026-11-25")
 BALANCE = 0.01
 """Coefficient of the loss of balance, Switch Transformer's (2101.03961)."""
 
@@ -63,13 +62,10 @@ def seconds(records: Sequence[Record]) -> dict[str, BySeed]:
 
 
 SHOWN = (
-    of_run("way", "experts of a token", way, text=True), DEVICE,
-    Column(key="parameters", header="parameters", of=lambda one: round(one.parameters)),
-    Column(key="loss", header="loss", unit="nats a token", of=lambda one: one.estimate(last_loss)),
-    milliseconds("step", "step", lambda one: one.estimate(step_seconds)), RUNS, MARK,
+    of_run("way", "experts of a token", way, text=True), DEVICE, PARAMETERS, LAST_LOSS, STEP, RUNS, MARK,
 )  # fmt: skip
 SIZE = scaled(2, 64)
-LOSS, STEP = "loss", "step time"
+LOSS = "loss"
 EXPERIMENT = Experiment(
     source="M6-T, Yang et al. 2021 (2105.15082), abstract",
     expectation="more experts a token lower the loss; prototypes do so at the cost of one; imbalance matters little",
@@ -90,7 +86,7 @@ EXPERIMENT = Experiment(
         claim("one of eight experts a token ends lower than an MLP", at_most(losses, "top-1", "dense", LOSS)),
         claim(
             "two prototypes take no longer a step than two of all experts",
-            at_most(seconds, "2 top-1", "top-2", STEP, NO_SLOWER), about="computing", tolerance=NO_SLOWER,
+            at_most(seconds, "2 top-1", "top-2", "step time", NO_SLOWER), about="computing", tolerance=NO_SLOWER,
         ),
     ),
     table=table_of("prototyping", "Ways to choose experts", SHOWN, lambda records: points(records, last_loss), [
@@ -98,11 +94,7 @@ EXPERIMENT = Experiment(
         "tokens of a sequence than, of all, one a token would be; unbalanced: without a loss of balance. All are as "
         "wide as the MLP of the dense model."
     ]),
-    cost={
-        "smoke": "1 min, 2 CPU cores",
-        "small": "15 min, 2 CPU cores with `--jobs 2` (needs text, see docs/texts.md)",
-        "paper": "days, 32 GPUs with 32 GB",
-    },
+    cost=cost("15 min", "days, 32 GPUs with 32 GB", note=AT_ONCE + NEEDS_TEXT),
     deviations="At `small`, a GPT of 0.1M parameters without its experts sees 0.8M bytes of books. Shapes of `paper` "
     "are M6-T's base model, from memory: 5 layers of 1024, 32 experts of 4096; its text is not public. An expert's "
     "limit is counted by sequence, not by a rank's tokens.",

@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from experiments.m6_2021 import BySeed, at_most, in_abstract, last_loss, place
+from experiments.m6_2021 import LAST_LOSS, BySeed, at_most, in_abstract, last_loss, place
 from experiments.megatron2019 import scaled
 from experiments.ours import claim
 from harness.experiment.kit import (
-    DEVICE, MARK, RUNS, Column, DataConfig, EvaluationConfig, Experiment, ModelConfig, Plan, Point, Recipe, Record,
-    Run, milliseconds, of_run, points, step_seconds, table_of,
+    DEVICE, MARK, NEEDS_TEXT, PARAMETERS, RUNS, STEP, DataConfig, EvaluationConfig, Experiment, ModelConfig, Plan,
+    Point, Recipe, Record, Run, cost, of_run, points, table_of,
 )  # fmt: skip
 
 REAL, PSEUDO, BOTH = "real", "pseudo", "pseudo to real"
@@ -88,10 +88,7 @@ def found(records: Sequence[Record]) -> list[Point]:
 
 SHOWN = (
     of_run("way", "layers' weights", way, text=True), DEVICE, of_run("seed", "seed", lambda run: run.seed),
-    of_run("steps", "steps", lambda run: run.train.steps),
-    Column(key="parameters", header="parameters", of=lambda one: round(one.parameters)),
-    Column(key="loss", header="loss", unit="nats a token", of=lambda one: one.estimate(last_loss)),
-    milliseconds("step", "step", lambda one: one.estimate(step_seconds)), RUNS, MARK,
+    of_run("steps", "steps", lambda run: run.train.steps), PARAMETERS, LAST_LOSS, STEP, RUNS, MARK,
 )  # fmt: skip
 LOSS = "loss"
 EXPERIMENT = Experiment(
@@ -113,10 +110,7 @@ EXPERIMENT = Experiment(
         "real: every layer has weights of its own; pseudo: all have the first one's; pseudo to real: they do for half "
         "of the steps, and then begin with copies of them."
     ]),
-    cost={
-        "smoke": "1 min, 2 CPU cores", "small": "15 min, 2 CPU cores (needs text, see docs/texts.md)",
-        "paper": "days, 64 GPUs with 32 GB",
-    },
+    cost=cost("15 min", "days, 64 GPUs with 32 GB", note=NEEDS_TEXT),
     deviations="M6-10T has ten trillion parameters, most of them of experts, and lacks memory for them; here a GPT "
     "without experts fits in any case, so that only the time of a step can differ. The rate is constant, as a second "
     "stage would begin a schedule again.",

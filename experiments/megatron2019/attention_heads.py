@@ -12,7 +12,7 @@ from dataclasses import replace
 from experiments.megatron2019 import CPU, IN_PRINT, MODELS, SHARE, efficiencies, on_v100s, speed
 from harness.experiment.kit import (
     FLOP_RATE, MARK, MODEL, POINTS, RANKS, RUNS, Claim, Estimate, Evidence, Experiment, Plan, Point, Record, Run, Tier,
-    each, falls_along, flop_rate, known, of_run, published, repeated, table_of, within,
+    cost, each, falls_along, flop_rate, known, of_run, published, repeated, table_of, within,
 )  # fmt: skip
 
 DEGREE: dict[Tier, int] = {"smoke": 2, "small": 2, "paper": 8}
@@ -83,7 +83,7 @@ EXPERIMENT = Experiment(
         "Efficiency is the rate of model FLOPs per device over the first row's, one rank. Published: of 8.3B with 16, "
         "24 and 32 heads on 8 V100s (table 7), beside the heads here that stand in the same proportion."
     ]),
-    cost={"smoke": "1 min, 2 CPU cores", "small": "8 min, 2 CPU cores", "paper": "5 min, 8 GPUs with 32 GB"},
+    cost=cost("8 min", "5 min, 8 GPUs with 32 GB"),
     deviations="At `smoke` and `small` models are 1000 times smaller, in fp32 and without recomputation, two ranks "
     "share a layer, and heads are 4, 6 and 8.",
     runs={"smoke": runs("smoke", 1), "small": runs("small", 8), "paper": runs("paper", 3)},

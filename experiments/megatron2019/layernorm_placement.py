@@ -12,7 +12,7 @@ from dataclasses import replace
 from experiments.megatron2019 import BERT, scaled
 from harness.experiment import placements
 from harness.experiment.kit import (
-    Claim, DataConfig, EvaluationConfig, Experiment, ModelConfig, Plan, Recipe, Run, named,
+    AT_ONCE, NEEDS_TEXT, Claim, DataConfig, EvaluationConfig, Experiment, ModelConfig, Plan, Recipe, Run, cost, named,
 )  # fmt: skip
 
 NORMS = ("pre", "post", "sandwich")
@@ -56,10 +56,7 @@ EXPERIMENT = Experiment(
             "our own; section 5.4 has instability for larger models only", placements.rate_hurts_post_more,
         ),
     ),
-    cost={
-        "smoke": "1 min, 2 CPU cores", "small": "25 min, 2 CPU cores with `--jobs 2` (needs text, see docs/texts.md)",
-        "paper": "days, 64 GPUs with 32 GB",
-    },
+    cost=cost("25 min", "days, 64 GPUs with 32 GB", note=AT_ONCE + NEEDS_TEXT),
     deviations="GPT and sandwich placement are additions. The shape of the paper's 752M model is not stated: 36 layers "
     "of hidden size 1280 are assumed. The second head predicts the next sentence, not sentence order. At `small`, "
     "models of 64 hidden units see 360,000 bytes of books; their initial weights are scaled with the width, so that a "

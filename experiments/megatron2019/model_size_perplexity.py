@@ -7,7 +7,8 @@ question at a scale that fits: sizes differ, and data, order of data, batch, ste
 
 from experiments.megatron2019 import scaled
 from harness.experiment.kit import (
-    Claim, DataConfig, EvaluationConfig, Experiment, ModelConfig, Plan, Recipe, Run, named, with_size,
+    AT_ONCE, NEEDS_TEXT, Claim, DataConfig, EvaluationConfig, Experiment, ModelConfig, Plan, Recipe, Run, cost, named,
+    with_size,
 )  # fmt: skip
 
 SMOKE_SIZES = [*(ModelConfig(hidden_size=h, num_heads=1) for h in (32, 64)), named("gpt-0.5m")]
@@ -18,11 +19,7 @@ PAPER_SIZES = {"gpt-355m": 1, "gpt-2.5b": 2, "gpt-8.3b": 8}
 EXPERIMENT = Experiment(
     source="Megatron-LM 2019, section 5.3, table 3, figure 6",
     expectation="validation and word perplexity fall strictly with size, LAMBADA accuracy rises",
-    cost={
-        "smoke": "1 min, 2 CPU cores",
-        "small": "12 min, 2 CPU cores with `--jobs 2` (needs text, see docs/texts.md)",
-        "paper": "weeks, 64, 128 and 512 GPUs",
-    },
+    cost=cost("12 min", "weeks, 64, 128 and 512 GPUs", note=AT_ONCE + NEEDS_TEXT),
     claims=(
         Claim(
             "validation loss falls with model size", "section 5.3, figure 6",

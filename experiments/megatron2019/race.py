@@ -17,7 +17,7 @@ from harness.experiment.answers import (
 )  # fmt: skip
 from harness.experiment.kit import (
     MODEL, RUNS, Claim, Column, DataConfig, Estimate, EvaluationConfig, Experiment, ModelConfig, Plan, Point, Recipe,
-    Record, Run, Tolerance, each, named, points, published, share, table_of, within,
+    Record, Run, Tolerance, cost, each, named, points, published, share, table_of, within,
 )  # fmt: skip
 from impl.data.config import OPTIONS, SYNTHETIC
 
@@ -138,11 +138,7 @@ EXPERIMENT = Experiment(
         ),
     ),
     table=table,
-    cost={
-        "smoke": "1 min, 2 CPU cores",
-        "small": "12 min, 2 CPU cores",
-        "paper": "weeks of pretraining on 128, 256 and 512 GPUs, then hours (needs RACE, see docs/running.md)",
-    },
+    cost=cost("12 min", "weeks of pretraining on 128, 256 and 512 GPUs, then hours (needs RACE, see docs/running.md)"),
     deviations="The second head of pretraining predicts the next sentence, not sentence order. A sequence that is "
     "short is filled up with [SEP], which attention sees. The learning rate is warmed up over 1/16 of the steps. "
     "At `smoke` and `small` the questions are made up in the synthetic language: the right option is how the passage "

@@ -15,7 +15,7 @@ from experiments.megatron2019 import (
 )  # fmt: skip
 from harness.experiment.kit import (
     MARK, MIB, MODEL, RANKS, RATE, RUNS, TP, Claim, Column, Evidence, Experiment, ModelConfig, Plan, Recipe, Record,
-    Run, Tolerance, known, named, repeated, table_of, within_share,
+    Run, Tolerance, cost, known, named, repeated, table_of, within_share,
 )  # fmt: skip
 
 NEAR = Tolerance(0.1, "assumed: neither repeats nor the cards' clocks are in the paper", "2026-11-21")
@@ -74,7 +74,7 @@ EXPERIMENT = Experiment(
         ),
     ),
     table=table,
-    cost={"smoke": "1 min, 2 CPU cores", "small": "2 min, 2 CPU cores", "paper": "5 min, 8 GPUs with 32 GB"},
+    cost=cost("2 min", "5 min, 8 GPUs with 32 GB"),
     deviations="At `paper` every layer is recomputed and a step is one microbatch. At `smoke` and `small` the model is "
     "small and in fp32; four ranks share two cores there, and say what is sent but nothing of speed.",
     runs={

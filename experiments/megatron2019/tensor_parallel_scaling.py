@@ -20,8 +20,8 @@ from experiments.megatron2019 import (
 )  # fmt: skip
 from harness.experiment.kit import (
     FLOP_RATE, MARK, MODEL, POINTS, RANKS, RUNS, TERA, VARIES, Check, Claim, Estimate, Evidence, Experiment, Plan,
-    Point, Record, Run, Table, Tier, Tolerance, about, by_choice, checks, each, flop_rate, mebibytes, near, of_run,
-    repeated, tabulate, tally, within,
+    Point, Record, Run, Table, Tier, Tolerance, about, by_choice, checks, cost, each, flop_rate, mebibytes, near,
+    of_run, repeated, tabulate, tally, within,
 )  # fmt: skip
 from harness.records.labels import SHAPE, labels
 from harness.records.measures import in_order, model_names, shape
@@ -183,7 +183,7 @@ EXPERIMENT = Experiment(
         ),
     ),
     table=table,
-    cost={"smoke": "1 min, 2 CPU cores", "small": "14 min, 2 CPU cores", "paper": "20 min, 512 GPUs with 32 GB"},
+    cost=cost("14 min", "20 min, 512 GPUs with 32 GB"),
     deviations="No dropout is left out: the models have the paper's. At `smoke` and `small` models are 1000 times "
     "smaller, nothing is recomputed, and the data-parallel degree is 2; degrees beyond the cores of the machine are "
     "there for their memory. The same model on more GPUs (table 8) is in megatron2019/strong_scaling.",

@@ -16,7 +16,7 @@ from experiments.nanotron2025 import PAPER
 from experiments.ptdp2021 import timed
 from harness.experiment.kit import (
     BATCH, DP, GB, MARK, MICROBATCH, MODEL, POINTS, PP, RANKS, RUNS, TP, ZERO_STAGE, Claim, Estimate, Experiment,
-    ModelConfig, Plan, Point, Record, Run, Tolerance, as_expected, best_over, each, figure_of, gigabytes, grouped,
+    ModelConfig, Plan, Point, Record, Run, Tolerance, as_expected, best_over, cost, each, figure_of, gigabytes, grouped,
     largest, named, points, printed, printed_value, relative, repeated, share, table_of, with_printed,
 )  # fmt: skip
 
@@ -173,7 +173,7 @@ EXPERIMENT = Experiment(
         at=lambda one: one.run.plan.world_size, ours=lambda one: 100 * one.mean(mfu),
         published=lambda one: 100 * printed_value("published_mfu")(one),
     ),
-    cost={"smoke": "1 min, 2 CPU cores", "small": "10 min, 2 CPU cores", "paper": "20 min, 512 GPUs with 80 GB"},
+    cost=cost("10 min", "20 min, 512 GPUs with 80 GB"),
     deviations="Published rates are derived from the printed utilization and the parameters that it counts: the "
     "printed size, with a tied embedding twice in a pipeline; four of them are 1e-4 from the rates in a copy of the "
     "log (eyao600/Rapid-LLM at 24ef24c). The published plans are the best of a sweep, so that their rates are biased "

@@ -10,6 +10,12 @@ MODEL_25M = ModelConfig(num_layers=6, hidden_size=512, num_heads=8, seq_len=256,
 MODEL_7M = replace(MODEL_25M, hidden_size=256, num_heads=4)
 SLOWER = Tolerance(1.02, "repeats of one point differ by as much", "2026-11-21")
 """Ratio of step times that still counts as no slower."""
+NO_SLOWER = Tolerance(0.02, "repeats of one point differ by as much", "2026-11-25")
+"""Share of a step's time that still counts as no slower."""
+SMALL = Tolerance(
+    0.01, "the median half-width of the best losses of ours/stability_map, three seeds each, is 0.8%", "2026-11-25"
+)
+"""Share of a loss that counts as none."""
 
 
 def claim(text: str, check: Check, **more: Any) -> Claim:

@@ -19,8 +19,8 @@ from harness.experiment.contests import plan_in_words as in_words
 from harness.experiment.folders import ARCHIVE
 from harness.experiment.kit import (
     MARK, RANKS, RUNS, UNKNOWN, Claim, Column, Estimate, Evidence, Experiment, ModelConfig, Plan, Point, Precision,
-    Recipe, Record, Run, Table, Tolerance, about, ends, gib, known, measured_only, named, of_run, point, points, share,
-    step_seconds, tabulate, tally, untested,
+    Recipe, Record, Run, Table, Tolerance, about, cost, ends, gib, known, measured_only, named, of_run, point, points,
+    share, step_seconds, tabulate, tally, untested,
 )  # fmt: skip
 from harness.predict.systems import load_system
 from harness.tune.tune import best_plan
@@ -188,7 +188,7 @@ EXPERIMENT = Experiment(
         ),
     ),
     table=table,
-    cost={"smoke": "1 min, 2 CPU cores", "small": "4 min, 2 CPU cores", "paper": "hours, 3,072 GPUs"},
+    cost=cost("4 min", "hours, 3,072 GPUs"),
     deviations="Recipes are in bf16 where the system has it, gradients are accumulated in fp32 unless the system's "
     "software does otherwise, and buckets have 512 MiB. A plan may take 95% of a device's memory. The search "
     "judges plans by the simulator, whose error for such systems is in results/accuracy.md: gains of less than that "

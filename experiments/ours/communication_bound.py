@@ -14,7 +14,8 @@ from operator import attrgetter
 from experiments.ours import claim, shared_by
 from harness.experiment.kit import (
     DEVICE, GB, MARK, MICROBATCHES, MODEL, RANKS, RUNS, Experiment, Measure, ModelConfig, Plan, Point, Precision,
-    Recipe, Record, Run, Tolerance, each, figure_of, gigabytes, less, named, of_run, points, share, table_of, untested,
+    Recipe, Record, Run, Tolerance, cost, each, figure_of, gigabytes, less, named, of_run, points, share, table_of,
+    untested,
 )  # fmt: skip
 from impl.cost.least_traffic import moved_bytes, needed_bytes
 from impl.data.batches import head_positions
@@ -129,7 +130,7 @@ EXPERIMENT = Experiment(
         name=lambda one: f"{one.model}, {way(one.run)}", at=lambda one: one.mean(attrgetter("peak_memory_bytes")) / GB,
         ours=lambda one: one.mean(moved) / GB, published=lambda _: math.nan,
     ),
-    cost={"smoke": "3 min, 2 CPU cores", "small": "5 min, 2 CPU cores", "paper": "30 min, 64 GPUs with 80 GB"},
+    cost=cost("5 min", "30 min, 64 GPUs with 80 GB", smoke="3 min"),
     deviations="Simulated runs have bytes by formula, which the verdicts do not use. What attention's core and "
     "pipelines send is moved, and not counted as needed. At `smoke` and `small` two ranks.",
     runs={

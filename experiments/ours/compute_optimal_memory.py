@@ -8,31 +8,27 @@ tensor parallelism. Models are trained and simulated to see whether these bytes 
 
 from collections.abc import Callable, Sequence
 from dataclasses import replace
-from functools import cache
+from functools import partial
 from itertools import product
 
 from experiments.ours import claim
 from experiments.zero2019 import PREDICTED, STAGES, N, T, for_memory, predicted_bytes
 from harness.analysis.scaling_law import Law
 from harness.experiment.kit import (
-    GB, GIB, MODEL, ZERO_STAGE, Column, Evidence, Experiment, ModelConfig, Plan, Point, Record, Run, Tolerance, named,
-    points, published, table_of, tally,
+    GB, GIB, MODEL, ZERO_STAGE, Column, Evidence, Experiment, ModelConfig, Plan, Point, Record, Run, Tolerance, cost,
+    named, points, published_number, table_of, tally,
 )  # fmt: skip
 from impl.cost.memory import model_state_bytes
 
 GPUS, MEMORIES = 8, (16 * GIB, 32 * GIB, 80 * GIB)
 """Number of GPUs of a node, and the memory of one in bytes, for three kinds of GPU."""
+number = partial(published_number, "chinchilla2022")
 UNDIVIDED = Tolerance(0.02, "norms, biases and positions, which tensor-parallel ranks do not divide", "2026-11-24")
 SHAPE = ModelConfig(num_layers=4, hidden_size=128, num_heads=4, seq_len=64, vocab_size=512)
 NOTES = (
     "Formula: 16 bytes a parameter, divided by ZeRO's stage or tensor parallelism. Largest model: whose states fill "
     "eight such GPUs; tensor parallelism is as stage 3 there. Its budget: the FLOPs for which it is the best model.",
 )
-
-
-@cache
-def number(quantity: str) -> float:
-    return float(published("chinchilla2022", quantity)["value"].iloc[0])
 
 
 def by_law(prefix: str, parameters: float) -> float:
@@ -137,7 +133,7 @@ EXPERIMENT = Experiment(
         "compute_optimal_memory", "Best models and nodes", COLUMNS, lambda records: [*ours(records), *answers()],
         NOTES, is_timed=False,
     ),
-    cost={"smoke": "1 min, 2 CPU cores", "small": "1 min, 2 CPU cores", "paper": "10 min, 8 GPUs with 80 GB"},
+    cost=cost("1 min", "10 min, 8 GPUs with 80 GB"),
     deviations="What is trained is tiny and on two ranks, for two steps. Simulated models are PTD-P's, with one "
     "microbatch. A budget is 6 FLOPs a parameter and token. Offloading and several nodes move the limit.",
     runs={

@@ -12,8 +12,8 @@ from dataclasses import replace
 
 from experiments.ours import claim
 from harness.experiment.kit import (
-    FLOP_RATE, MARK, MODEL, RUNS, TERA, Column, Experiment, ModelConfig, Plan, Precision, Recipe, Run, milliseconds,
-    named, of_run, repeated, share, step_seconds, table_of, untested,
+    FLOP_RATE, MARK, MODEL, PARAMETERS, RUNS, TERA, Column, Experiment, ModelConfig, Plan, Precision, Recipe, Run, cost,
+    milliseconds, named, of_run, repeated, share, step_seconds, table_of, untested,
 )  # fmt: skip
 from harness.experiment.rates import LINEAR, NO_FASTER, flops, is_linear, name, sizes, turns_add_nothing
 
@@ -29,7 +29,7 @@ def in_ranks(degrees: Sequence[int], runs: Sequence[Run]) -> list[Run]:
 
 
 SHOWN = (
-    MODEL, Column(key="parameters", header="parameters", of=lambda one: round(one.parameters)),
+    MODEL, PARAMETERS,
     of_run("tokens_per_step", "tokens a step", lambda run: run.tokens_per_step),
     Column(key="flops", header="model FLOPs a step", unit="TFLOP", si="FLOP", scale=TERA, digits=3, of=flops),
     milliseconds("step_seconds", "step, median", lambda one: one.estimate(step_seconds)), FLOP_RATE,
@@ -74,7 +74,7 @@ EXPERIMENT = Experiment(
         claim("ranks that share cores are no faster together, but for 5%", turns_add_nothing, tolerance=NO_FASTER),
     ),
     table=table,
-    cost={"smoke": "1 min, 2 CPU cores", "small": "8 min, 2 CPU cores", "paper": "30 min, 8 GPUs with 141 GB"},
+    cost=cost("8 min", "30 min, 8 GPUs with 141 GB"),
     deviations="At `small` in fp32, whose products take most of a step, and with 512 tokens a step: 400M parameters "
     "take a core seconds for each. Vocabularies are those of bytes, so that N is what the layers have.",
     runs={

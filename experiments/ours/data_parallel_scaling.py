@@ -10,8 +10,8 @@ from dataclasses import replace
 
 
 from harness.experiment.kit import (
-    Claim, Evidence, Experiment, ModelConfig, Plan, Precision, Recipe, Record, Run, Tolerance, measured_only, named,
-    repeated, untested, within_points,
+    Claim, Evidence, Experiment, ModelConfig, Plan, Precision, Recipe, Record, Run, Tolerance, cost, measured_only,
+    named, repeated, untested, within_points,
 )  # fmt: skip
 from harness.experiment.rates import SLOWER, choices, overlap_is_no_slower, scaled, weak_keeps_more
 
@@ -63,7 +63,7 @@ EXPERIMENT = Experiment(
             tolerance=LOST,
         ),
     ),
-    cost={"smoke": "1 min, 2 CPU cores", "small": "13 min, 2 CPU cores", "paper": "20 min, 64 GPUs"},
+    cost=cost("13 min", "20 min, 64 GPUs"),
     runs={
         "smoke": with_and_without_overlap(
             named("gpt-0.5m"), (1, 2), Recipe(steps=15, global_batch=8, microbatch=4, warmup_steps=2), 1,

@@ -15,7 +15,7 @@ from experiments.ours import claim
 from experiments.ptdp2021 import layouts
 from harness.experiment.kit import (
     BUBBLE, CHUNKS, MARK, MICROBATCHES, MODEL, PERCENT, PP, RUNS, SCHEDULE, Column, Estimate, Experiment, Plan, Point,
-    Recipe, Record, Run, Tolerance, each, figure_of, named, of_run, points, share, table_of, untested,
+    Recipe, Record, Run, Tolerance, cost, each, figure_of, named, of_run, points, share, table_of, untested,
 )  # fmt: skip
 from impl.pipeline.bound import Problem, lower_bound
 from impl.pipeline.schedule import Action, Op
@@ -129,7 +129,7 @@ EXPERIMENT = Experiment(
         name=lambda one: one.run.plan.schedule, at=lambda one: one.run.microbatches,
         ours=lambda one: over_at_equal(one) / PERCENT, published=lambda _: math.nan,
     ),
-    cost={"smoke": "1 min, 2 CPU cores", "small": "4 min, 2 CPU cores", "paper": "20 min, 8 GPUs with 80 GB"},
+    cost=cost("4 min", "20 min, 8 GPUs with 80 GB"),
     deviations="Where no backward pass is split it counts as two halves; where some are, the shorter counts. Bounds "
     "differ where memory does. At `smoke` and `small` two ranks are measured on two cores; at `paper` a simulated run "
     "has equal passes only.",

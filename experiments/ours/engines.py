@@ -16,7 +16,7 @@ from harness.experiment.contests import (
     ours_takes, rate_of, same_losses,
 )  # fmt: skip
 from harness.experiment.kit import (
-    MARK, RUNS, Experiment, Plan, Recipe, Record, Table, Tolerance, about, named, tabulate, untested,
+    MARK, RUNS, Experiment, Plan, Recipe, Record, Table, Tolerance, about, cost, named, tabulate, untested,
 )  # fmt: skip
 
 FP32, BF16 = (Tolerance(limit, "sums in another order, over 20 steps", "2026-11-21") for limit in (1e-5, 1e-3))
@@ -76,7 +76,7 @@ EXPERIMENT = Experiment(
     ),
     table=table,
     profiles=True,
-    cost={"smoke": "1 min, 2 CPU cores", "small": "76 min, 2 CPU cores", "paper": "3 hours, 64 GPUs with 80 GB"},
+    cost=cost("76 min", "3 hours, 64 GPUs with 80 GB"),
     deviations="Engines have the same numbers to compute with: fp32 master weights, moments and accumulated gradients, "
     "clipping, fused AdamW. Its eps is 1e-6: divided by less, gradients that are nearly zero make rounding errors of "
     "the first steps whole updates. No dropout, as PyTorch's model has none. Over two cores, engines are compared, not "

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from experiments import ours
 from harness.experiment.kit import (
-    DEVICE, MARK, RUNS, Column, Estimate, Experiment, ModelConfig, Plan, Point, Recipe, Record, Run, each, less,
-    milliseconds, named, of_run, points, share, step_seconds, table_of, untested,
+    DEVICE, MARK, PARAMETERS, RUNS, STEP, Estimate, Experiment, ModelConfig, Plan, Point, Recipe, Record, Run, cost,
+    each, less, named, of_run, points, relative_to, share, step_seconds, table_of, untested,
 )  # fmt: skip
 
 BALANCING, STILL = 0.005, 1e-6
@@ -33,9 +33,7 @@ def way(run: Run) -> str:
 def beside_mlp(records: Sequence[Record]) -> list[Point]:
     """Return all points, each relative to the step of its model with MLPs on its device, of as many tokens."""
     place = lambda one: (one.device, one.run.model.hidden_size, one.run.train.global_batch)
-    found = points(records, step_seconds)
-    first = {place(one): one for one in found if not one.run.model.experts}
-    return [one.against(first.get(place(one)), step_seconds) for one in found]
+    return relative_to(points(records, step_seconds), lambda one: not one.run.model.experts, step_seconds, place)
 
 
 def of_experts(records: Sequence[Record]) -> list[tuple[Estimate, Run]]:
@@ -77,9 +75,7 @@ SHOWN = (
     of_run("way", "a token meets", way, text=True), DEVICE, of_run("ranks", "ranks", lambda run: run.plan.world_size),
     of_run("hidden_size", "hidden size", lambda run: run.model.hidden_size),
     of_run("tokens", "tokens a step", lambda run: run.train.global_batch * run.model.seq_len),
-    Column(key="parameters", header="parameters", of=lambda one: round(one.parameters)),
-    milliseconds("step", "step", lambda one: one.estimate(step_seconds)),
-    share("relative", "of the MLP's", lambda one: one.relative), RUNS, MARK,
+    PARAMETERS, STEP, share("relative", "of the MLP's", lambda one: one.relative), RUNS, MARK,
 )  # fmt: skip
 EXPERIMENT = Experiment(
     source="our own; Switch Transformer, Fedus et al. 2021 (2101.03961), compares at as many FLOPs a token",
@@ -98,7 +94,7 @@ EXPERIMENT = Experiment(
         "Shared: every rank has an equal part of the experts, and sends rows to the others' and back. The mean over "
         "repeats in turn, with its 95% t-interval. Balanced: a bias has moved choices until experts had as many rows."
     ]),
-    cost={"smoke": "1 min, 2 CPU cores", "small": "25 min, 2 CPU cores", "paper": "20 min, 8 GPUs with 80 GB"},
+    cost=cost("25 min", "20 min, 8 GPUs with 80 GB"),
     deviations="Tokens choose as an untrained router has them, unless a bias balances their choices.",
     runs={
         "smoke": timed(replace(named("gpt-0.5m"), **BLOCK), 2, CPU, 1),

@@ -15,7 +15,9 @@ from experiments.megatron2019.layernorm_placement import NORMS
 from experiments.ours import claim
 from harness.analysis.outliers import table
 from harness.experiment import placements
-from harness.experiment.kit import Claim, DataConfig, EvaluationConfig, Experiment, ModelConfig, Plan, Recipe, Run
+from harness.experiment.kit import (
+    AT_ONCE, NEEDS_TEXT, Claim, DataConfig, EvaluationConfig, Experiment, ModelConfig, Plan, Recipe, Run, cost,
+)  # fmt: skip
 from harness.figures.placements import of_outliers as figure
 
 
@@ -66,10 +68,7 @@ EXPERIMENT = Experiment(
     ),
     table=table,
     figure=figure,
-    cost={
-        "smoke": "1 min, 2 CPU cores", "small": "8 min, 2 CPU cores with `--jobs 2` (needs text, see docs/texts.md)",
-        "paper": "4 days, 64 GPUs with 80 GB",
-    },
+    cost=cost("8 min", "4 days, 64 GPUs with 80 GB", note=AT_ONCE + NEEDS_TEXT),
     deviations="Kovaleva et al. look at the weights of trained models of 110M parameters and more; here small ones are "
     "trained, and what layers hand on is looked at as well, which pre-layernorm does not scale at a layer's end. They "
     "zero a dimension's weight and bias in every output LayerNorm, here it is zero in what the layers hand on. At "

@@ -14,7 +14,9 @@ from experiments.megatron2019 import scaled
 from experiments.megatron2019.layernorm_placement import NORMS
 from experiments.ours import claim
 from harness.analysis.placement_laws import table
-from harness.experiment.kit import Claim, DataConfig, EvaluationConfig, Experiment, ModelConfig, Plan, Recipe, Run
+from harness.experiment.kit import (
+    AT_ONCE, NEEDS_TEXT, Claim, DataConfig, EvaluationConfig, Experiment, ModelConfig, Plan, Recipe, Run, cost,
+)  # fmt: skip
 from harness.experiment.placements import CLOSE, EXPONENT, as_chinchilla, described, higher_beyond, higher_here
 from harness.figures.placements import of_laws as figure
 
@@ -62,10 +64,7 @@ EXPERIMENT = Experiment(
     ),
     table=table,
     figure=figure,
-    cost={
-        "smoke": "1 min, 2 CPU cores", "small": "12 min, 2 CPU cores with `--jobs 2` (needs text, see docs/texts.md)",
-        "paper": "2 days, 64 GPUs with 80 GB",
-    },
+    cost=cost("12 min", "2 days, 64 GPUs with 80 GB", note=AT_ONCE + NEEDS_TEXT),
     deviations="Hoffmann et al. have a cosine of each run's own length; here the rate is constant, and one run gives "
     "the losses of all shorter ones. At `small` models have 37 thousand to 0.8M parameters, and a vocabulary of bytes; "
     "initial weights are scaled with the width, so that what a block adds is as in the papers' models.",

@@ -10,11 +10,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
 from experiments.megatron2019 import scaled
-from experiments.ours import claim
+from experiments.ours import SMALL, claim
 from harness.analysis.stability import table
 from harness.experiment import placements
 from harness.experiment.kit import (
-    Claim, DataConfig, EvaluationConfig, Experiment, Kind, ModelConfig, Plan, Recipe, Run, Tolerance,
+    AT_ONCE, NEEDS_TEXT, Claim, DataConfig, EvaluationConfig, Experiment, Kind, ModelConfig, Plan, Recipe, Run, cost,
 )  # fmt: skip
 from harness.figures.placements import of_stability as figure
 
@@ -25,10 +25,6 @@ LADDER = [
     replace(BASE, num_layers=n, hidden_size=h, num_heads=h // 32) for n, h in ((2, 64), (4, 96), (6, 128), (8, 192))
 ]
 PAPER = ModelConfig(hidden_size=1024, num_heads=16, seq_len=1024, vocab_size=51200)
-SMALL = Tolerance(
-    0.01, "the median half-width of the best losses of ours/stability_map, three seeds each, is 0.8%", "2026-11-25"
-)
-"""Share of a loss that counts as none."""
 SMALLER = "our own: {} has larger initial weights"
 
 
@@ -92,11 +88,10 @@ EXPERIMENT = Experiment(
     ),
     table=table,
     figure=figure,
-    cost={
-        "smoke": "2 min, 2 CPU cores",
-        "small": "12 h, 2 CPU cores with `--jobs 2`; 25 min, 1 GPU with `--jobs 15` (needs text, see docs/texts.md)",
-        "paper": "a month, 64 GPUs with 80 GB",
-    },
+    cost=cost(
+        "12 h", "a month, 64 GPUs with 80 GB", smoke="2 min",
+        note=f"{AT_ONCE}; 25 min, 1 GPU with `--jobs 15`{NEEDS_TEXT}",
+    ),
     deviations="GPTs on bytes of books, 0.8M tokens, up to 3.6M parameters: the papers train 1,000 times more, and so "
     "large models that their depth matters. BERT is left to `paper`: two cores cannot give it the tokens that a "
     "verdict takes. OLMo 2's norms of queries and keys are over all heads of a token, ours over each. DeepNorm's and "

@@ -10,7 +10,8 @@ from dataclasses import replace
 from experiments import ours
 from harness.experiment.contests import OVERLAPS, SETUP, by_overlap, no_slower_with, same_without
 from harness.experiment.kit import (
-    MARK, RUNS, Column, Experiment, Plan, Recipe, Run, milliseconds, named, ratio, step_seconds, table_of, untested,
+    MARK, RUNS, Column, Experiment, Plan, Recipe, Run, cost, milliseconds, named, ratio, step_seconds, table_of,
+    untested,
 )  # fmt: skip
 
 
@@ -67,7 +68,7 @@ EXPERIMENT = Experiment(
         ours.claim("overlaps change no loss, to the bit", same_without),
     ),
     table=table,
-    cost={"smoke": "1 min, 2 CPU cores", "small": "30 min, 2 CPU cores", "paper": "40 min, 64 GPUs with 80 GB"},
+    cost=cost("30 min", "40 min, 64 GPUs with 80 GB"),
     deviations="At `smoke` and `small` collectives go through the memory of one machine, by threads that take turns "
     "with the ranks' own computation.",
     runs={

@@ -12,7 +12,7 @@ from dataclasses import replace
 from experiments.megatron2019 import scaled
 from experiments.ours import claim
 from harness.experiment.kit import (
-    Claim, DataConfig, EvaluationConfig, Experiment, ModelConfig, Plan, Recipe, Run, named,
+    AT_ONCE, NEEDS_TEXT, Claim, DataConfig, EvaluationConfig, Experiment, ModelConfig, Plan, Recipe, Run, cost, named,
 )  # fmt: skip
 from harness.experiment.loss_by_size import (
     MEASURED, falls, falls_faster_with_more_tokens, figure, largest_is_worse, table,
@@ -83,11 +83,7 @@ EXPERIMENT = Experiment(
     ),
     table=table,
     figure=figure,
-    cost={
-        "smoke": "1 min, 2 CPU cores",
-        "small": "9 h, 2 CPU cores with `--jobs 2` (needs text, see docs/texts.md)",
-        "paper": "a month, 64 GPUs with 80 GB",
-    },
+    cost=cost("9 h", "a month, 64 GPUs with 80 GB", note=AT_ONCE + NEEDS_TEXT),
     deviations="Models are 30 times smaller than the paper's smallest and more, the text is books, and weights have "
     "16 bits, their masters 32. The rate is chosen from four after 5M tokens, with one seed; the best after 25M may be "
     "lower. Initial weights are scaled with the width.",

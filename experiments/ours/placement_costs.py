@@ -11,8 +11,8 @@ from dataclasses import replace
 from experiments import ours
 from experiments.ours.norm_atlas import kinds
 from harness.experiment.kit import (
-    DEVICE, MARK, RANKS, RUNS, TP_SENT, Estimate, Experiment, ModelConfig, Point, Recipe, Record, Run, Tolerance,
-    each, less, mebibytes, milliseconds, named, of_run, points, share, step_seconds, table_of, untested,
+    DEVICE, MARK, RANKS, RUNS, STEP, TP_SENT, Estimate, Experiment, ModelConfig, Point, Recipe, Record, Run, Tolerance,
+    cost, each, less, mebibytes, named, of_run, points, relative_to, share, step_seconds, table_of, untested,
 )  # fmt: skip
 
 TENTH = Tolerance(1.1, "norms are free if what they take is lost among other choices; set before any run", "2026-11-27")
@@ -25,10 +25,8 @@ def name(run: Run) -> str:
 
 def beside_pre(records: Sequence[Record]) -> list[Point]:
     """Return all points, each relative to the step of pre with LayerNorm in its plan."""
-    found = points(records, step_seconds)
     place = lambda one: (one.device, one.model, one.run.plan)
-    first = {place(one): one for one in found if name(one.run) == "pre"}
-    return [one.against(first.get(place(one)), step_seconds) for one in found]
+    return relative_to(points(records, step_seconds), lambda one: name(one.run) == "pre", step_seconds, place)
 
 
 def others(records: Sequence[Record]) -> list[tuple[Estimate, str]]:
@@ -62,8 +60,7 @@ CPU = Recipe(steps=12, global_batch=8, microbatch=8, lr=1e-4, warmup_steps=2)
 SHOWN = (
     of_run("placement", "placement", name, text=True), DEVICE, RANKS,
     of_run("split", "sequence parallel", lambda run: "yes" if run.plan.sequence_parallel else "no", text=True),
-    milliseconds("step", "step", lambda one: one.estimate(step_seconds)),
-    share("relative", "of pre's", lambda one: one.relative),
+    STEP, share("relative", "of pre's", lambda one: one.relative),
     mebibytes("activations", "activations", lambda one: one.mean(lambda record: record.bytes_of("activations")), 4),
     TP_SENT, RUNS, MARK,
 )  # fmt: skip
@@ -91,7 +88,7 @@ EXPERIMENT = Experiment(
         "Activations: kept by the fullest rank for one microbatch, counted. Of pre's: of the step with pre in the same "
         "plan; the mean over repeats in turn, with its 95% t-interval."
     ]),
-    cost={"smoke": "2 min, 2 CPU cores", "small": "20 min, 2 CPU cores", "paper": "40 min, 8 GPUs with 80 GB"},
+    cost=cost("20 min", "40 min, 8 GPUs with 80 GB", smoke="2 min"),
     deviations="Models of four or six layers, as a layer decides the step.",
     runs={
         "smoke": every([named("gpt-0.5m")], 2, replace(CPU, steps=8, global_batch=4, microbatch=4), 1),

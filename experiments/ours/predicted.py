@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from experiments.ours import claim
 from harness.experiment.kit import (
-    MARK, MODEL, RANKS, RUNS, Experiment, ModelConfig, Plan, Recipe, Record, Table, about, milliseconds, named, of_run,
-    repeated, share, step_seconds, tabulate, untested,
+    MARK, MODEL, RANKS, RUNS, Experiment, ModelConfig, Plan, Recipe, Record, Table, about, cost, milliseconds, named,
+    of_run, repeated, share, step_seconds, tabulate, untested,
 )  # fmt: skip
 from harness.experiment.simulated_steps import OFF, SAME_ORDER, close, compared, in_order, name, off, predicted, systems
 
@@ -78,7 +78,7 @@ EXPERIMENT = Experiment(
         ),
     ),
     table=table,
-    cost={"smoke": "1 min, 2 CPU cores", "small": "8 min, 2 CPU cores", "paper": "20 min, 8 GPUs with 80 GB"},
+    cost=cost("8 min", "20 min, 8 GPUs with 80 GB"),
     deviations="The machine's file is measured by `lmscale calibrate` just before, the points are simulated "
     "for it by `lmscale predict`.",
     runs={

@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from experiments.ours import SLOWER, claim, in_turn
 from harness.experiment.kit import (
-    DEVICE, MARK, MODEL, RANKS, RUNS, Claim, Experiment, ModelConfig, Plan, Recipe, Record, Run, Table, about,
+    DEVICE, MARK, MODEL, RANKS, RUNS, Claim, Experiment, ModelConfig, Plan, Recipe, Record, Run, Table, about, cost,
     milliseconds, named, share, step_seconds, tabulate, untested,
 )  # fmt: skip
 from harness.predict.gathering import (
@@ -78,7 +78,7 @@ EXPERIMENT = Experiment(
         claim("the more ranks share a layer, the more splitting saves", grows_with_ranks, about="computing"),
     ),
     table=table,
-    cost={"smoke": "1 min, 2 CPU cores", "small": "6 min, 2 CPU cores", "paper": "10 min, 16 GPUs with 80 GB"},
+    cost=cost("6 min", "10 min, 16 GPUs with 80 GB"),
     deviations="Computing once and gathering is not built; it is told from the split step and the time of its gathers. "
     "The papers' models have two or four layers here, nothing is recomputed; bf16, and fp16 where there is no bf16.",
     runs={

@@ -10,14 +10,13 @@ from collections.abc import Sequence
 from dataclasses import replace
 from operator import attrgetter
 
-from experiments.ours import claim, shared_by
+from experiments.ours import NO_SLOWER, claim, shared_by
 from harness.experiment.kit import (
-    DEVICE, MARK, MODEL, RANKS, RUNS, Column, Experiment, ModelConfig, Plan, Point, Precision, Recipe, Record, Run,
-    Tolerance, by_choice, each, figure_of, gigabytes, less, milliseconds, named, of_run, points, share, step_seconds,
+    DEVICE, MARK, MODEL, RANKS, RUNS, STEP, Column, Experiment, ModelConfig, Plan, Point, Precision, Recipe, Record,
+    Run, by_choice, cost, each, figure_of, gigabytes, less, named, of_run, points, relative_to, share, step_seconds,
     table_of, untested,
 )  # fmt: skip
 
-NO_SLOWER = Tolerance(0.02, "repeats of one point differ by as much", "2026-11-25")
 LONG = 32768
 """Tokens from which on a sequence is called long, as in Llama's longest recipes before 128k."""
 
@@ -31,8 +30,8 @@ def timed_ways(records: Sequence[Record]) -> list[Point]:
     """Return all points by length, each relative to sequence parallelism's step for sequences as long."""
     found = sorted(points(records, step_seconds), key=lambda one: (one.device, one.run.model.seq_len))
     place = lambda one: (one.device, one.run.model.seq_len)
-    first = {place(one): one for one in found if way(one.run) == f"tp {one.run.plan.world_size} + sp"}
-    return [one.against(first.get(place(one)), step_seconds) for one in found]
+    is_first = lambda one: way(one.run) == f"tp {one.run.plan.world_size} + sp"
+    return relative_to(found, is_first, step_seconds, place)
 
 
 def rings(records: Sequence[Record], least: int = 0) -> list[tuple[Point, Point]]:
@@ -47,8 +46,7 @@ length_of = attrgetter("run.model.seq_len")
 SHOWN = (
     MODEL, DEVICE, RANKS,
     Column(key="seq_len", header="sequence", unit="Ki tokens", si="tokens", scale=1024, of=length_of),
-    of_run("way", "shared by", way, text=True), milliseconds("step", "step", lambda one: one.estimate(step_seconds)),
-    share("relative", "of tp + sp", lambda one: one.relative),
+    of_run("way", "shared by", way, text=True), STEP, share("relative", "of tp + sp", lambda one: one.relative),
     gigabytes("memory", "memory of a rank", lambda one: one.mean(lambda record: record.peak_memory_bytes), 3), RUNS,
     MARK,
 )  # fmt: skip
@@ -103,7 +101,7 @@ EXPERIMENT = Experiment(
         "Steps with as many tokens", "tokens of a sequence", "step (s)", timed_ways, name=lambda one: way(one.run),
         at=length_of, ours=lambda one: one.mean(step_seconds), published=lambda _: float("nan"),
     ),
-    cost={"smoke": "1 min, 2 CPU cores", "small": "5 min, 2 CPU cores", "paper": "40 min, 8 GPUs with 80 GB"},
+    cost=cost("5 min", "40 min, 8 GPUs with 80 GB"),
     deviations="At `smoke` and `small` a small model with rotary positions on two ranks. Attention is fused, and keeps "
     "no scores.",
     runs={

@@ -11,7 +11,7 @@ from dataclasses import replace
 from experiments.ours import MODEL_25M, claim, in_both, in_turn
 from harness.experiment.contests import PRECISION
 from harness.experiment.kit import (
-    FLOP_RATE, MARK, MICROBATCH, MODEL, RATE, RUNS, Experiment, Plan, Recipe, Tolerance, gib, milliseconds, named,
+    FLOP_RATE, MARK, MICROBATCH, MODEL, RATE, RUNS, Experiment, Plan, Recipe, Tolerance, cost, gib, milliseconds, named,
     of_run, ratio, repeated, share, table_of, untested,
 )  # fmt: skip
 from harness.experiment.one_device import (
@@ -74,7 +74,7 @@ EXPERIMENT = Experiment(
     ),
     table=table,
     profiles=True,
-    cost={"smoke": "1 min, 1 CPU core", "small": "12 min, 1 CPU core", "paper": "5 h, 1 GPU with 141 GB"},
+    cost=cost("12 min", "5 h, 1 GPU with 141 GB", cores="1 CPU core"),
     deviations="One CPU core is the device where there is no GPU. The 8.3B model has 24 of its 72 layers: all "
     "take 150 GB with their gradients and moments. Sequences are of 2,048 tokens, and there is no dropout.",
     runs={

@@ -14,7 +14,9 @@ from experiments.megatron2019.layernorm_placement import NORMS
 from experiments.ours import claim
 from harness.analysis.stability import table
 from harness.experiment import placements
-from harness.experiment.kit import Claim, DataConfig, EvaluationConfig, Experiment, ModelConfig, Plan, Recipe, Run
+from harness.experiment.kit import (
+    AT_ONCE, NEEDS_TEXT, Claim, DataConfig, EvaluationConfig, Experiment, ModelConfig, Plan, Recipe, Run, cost,
+)  # fmt: skip
 from harness.figures.placements import of_stability as figure
 
 RATES, WARMUPS = (3e-4, 1e-3, 3e-3, 1e-2, 3e-2), (8, 80)
@@ -68,11 +70,7 @@ EXPERIMENT = Experiment(
     ),
     table=table,
     figure=figure,
-    cost={
-        "smoke": "1 min, 2 CPU cores",
-        "small": "2 h, 2 CPU cores with `--jobs 2` (needs text, see docs/texts.md)",
-        "paper": "a week, 64 GPUs with 80 GB",
-    },
+    cost=cost("2 h", "a week, 64 GPUs with 80 GB", note=AT_ONCE + NEEDS_TEXT),
     deviations="The paper's models are BERTs; these are GPTs on bytes of books, 64 hidden units, 410,000 tokens: "
     "stability of the first steps, not of long training. Initial weights are scaled with the width. Every run goes to "
     "its end, on a plateau too. A placement's best rate is chosen by the text that it is compared on.",

@@ -9,13 +9,14 @@ for each of four budgets five sizes are trained, a parabola of their losses give
 import math
 from collections.abc import Sequence
 from dataclasses import replace
-from functools import cache
+from functools import partial
 
-from experiments.m6_2021 import last_loss
+from experiments.m6_2021 import LAST_LOSS, last_loss
 from harness.analysis.isoflop import Profile, budget, exponent, profiles
 from harness.experiment.kit import (
-    RUNS, Claim, Column, DataConfig, Estimate, EvaluationConfig, Evidence, Experiment, ModelConfig, Plan, Point,
-    Recipe, Record, Run, Tolerance, about, near, of_run, points, published, size_name, table_of, tally,
+    AT_ONCE, RUNS, Claim, Column, DataConfig, Estimate, EvaluationConfig, Evidence, Experiment, ModelConfig, Plan,
+    Point, Recipe, Record, Run, Tolerance, about, cost, near, of_run, points, published, published_number, size_name,
+    table_of, tally,
 )  # fmt: skip
 from harness.experiment.loss_by_size import tokens
 from harness.figures.isoflop import isoflop
@@ -32,11 +33,7 @@ NEAR = Tolerance(
 KINDS = {"gpt": "causal", "bert": "masked"}
 MORE, BATCHES, RATES = {"gpt": 1, "bert": 8}, {"gpt": 1, "bert": 4}, {"gpt": 0.5, "bert": 0.15}
 """Times the budget, as masked models predict an eighth of the tokens; times the batch; learning rate times width."""
-
-
-@cache
-def number(quantity: str) -> float:
-    return float(published("proteins2024", quantity)["value"].iloc[0])
+number = partial(published_number, "proteins2024")
 
 
 def kind(run: Run) -> str:
@@ -150,7 +147,7 @@ SHOWN = (
     Column(key="flops", header="FLOPs", of=lambda one: f"{budget(one.records[0]):.1e}", text=True),
     Column(key="weights", header="weights", of=lambda one: one.run.model.active_weights),
     Column(key="tokens", header="tokens", of=lambda one: size_name(tokens(one.records[0])), text=True),
-    Column(key="loss", header="loss", unit="nats a token", of=lambda one: one.estimate(last_loss)), RUNS,
+    LAST_LOSS, RUNS,
 )  # fmt: skip
 EXPERIMENT = Experiment(
     source="Cheng et al. 2024 (2411.02142), section on IsoFLOP profiles; Serrano et al. 2024 (2406.07249), abstract",
@@ -178,10 +175,7 @@ EXPERIMENT = Experiment(
         ], is_timed=False,
     ),
     figure=lambda records: isoflop(by_kind(records), f"Loss by size at equal FLOPs{about(records)}"),
-    cost={
-        "smoke": "1 min, 2 CPU cores", "small": "30 min, 2 CPU cores with `--jobs 2`",
-        "paper": "weeks, 8 GPUs with 80 GB",
-    },
+    cost=cost("30 min", "weeks, 8 GPUs with 80 GB", note=AT_ONCE),
     deviations="Sequences are synthetic, of 512 families, 24 amino acids each; models have two layers and a thousandth "
     "of Cheng's weights or fewer. Heads and attention's products, a large part of what such models do, are not counted "
     "in FLOPs, as the authors do not count them. Masked models have eight times the budgets, as they "

@@ -18,11 +18,6 @@ DEVIATIONS = AS_RUN + "Every layer is recomputed at `paper`, as in the paper, an
 """Deviations that all runs of the paper share."""
 
 
-def cost(small: str, paper: str) -> dict[Tier, str]:
-    """Return the expected time of each tier, on two cores and on GPUs with 80 GB."""
-    return {"smoke": "1 min, 2 CPU cores", "small": f"{small}, 2 CPU cores", "paper": f"{paper} with 80 GB"}
-
-
 def timed(model: ModelConfig, plan: Plan, batch: int, microbatch: int = CPU.microbatch) -> Run:
     """Return a run for speed only, on CPUs."""
     return untested(model, plan, replace(CPU, global_batch=batch, microbatch=microbatch))

@@ -5,11 +5,11 @@ B' microbatches: its bubble is (n - d) / B', which falls with d to nothing (PTD-
 for 32 and 128 ranks and batches of 1 to 4 times as many microbatches.
 """
 
-from experiments.ptdp2021 import DEVIATIONS, cost, layouts, on_selene
+from experiments.ptdp2021 import DEVIATIONS, layouts, on_selene
 from harness.experiment.comparison import BUBBLE_NOTE
 from harness.experiment.kit import (
     BUBBLE, DP, MARK, MODEL, PP, PREDICTED_BUBBLE, RANKS, RATE, RUNS, Claim, Experiment, Listing, ModelConfig, Plan,
-    Run, Tolerance, of_run, share,
+    Run, Tolerance, cost, of_run, share,
 )  # fmt: skip
 
 CURVES = ((32, 32), (32, 128), (128, 128), (128, 512))
@@ -70,7 +70,7 @@ EXPERIMENT = Experiment(
         lambda run: f"n = {run.plan.world_size}, B' = {run.plan.dp * run.microbatches}",
         labels=("data-parallel ranks d", "bubble (% of the computing time)"),
     ),
-    cost=cost("7 min", "30 min, 128 GPUs"),
+    cost=cost("7 min", "30 min, 128 GPUs with 80 GB"),
     deviations=DEVIATIONS + "The figure is of a formula and names no model: at `paper` it is one of 6.4B with a layer "
     "for each of 128 ranks, and a small vocabulary. At `smoke` and `small` a pipeline is two ranks deep; two of "
     "them at `small`, four ranks, share two cores, and their bubble says nothing.",

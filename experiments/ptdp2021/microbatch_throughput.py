@@ -13,7 +13,7 @@ from functools import partial
 from experiments.ptdp2021 import DEVIATIONS, microbatch_of, on_selene, timed
 from harness.experiment.kit import (
     MICROBATCH, Claim, Column, Comparison, Estimate, Evidence, Experiment, ModelConfig, Plan, Point, Printed, Record,
-    Run, Tolerance, all_hold, as_expected, each, flop_rate, published, repeated, tally,
+    Run, Tolerance, all_hold, as_expected, cost, each, flop_rate, published, repeated, tally,
 )  # fmt: skip
 
 SIZES = (1, 2, 4, 8, 16)
@@ -122,7 +122,7 @@ EXPERIMENT = Experiment(
         ),
     ),
     table=FIGURE.table,
-    cost={"smoke": "1 min, 1 CPU core", "small": "9 min, 1 CPU core", "paper": "5 min, 1 GPU with 80 GB"},
+    cost=cost("9 min", "5 min, 1 GPU with 80 GB", cores="1 CPU core"),
     deviations=DEVIATIONS + "A step has 16 sequences, whatever the microbatch. At `smoke` and `small` the model is "
     "small, and a CPU's rate depends less on how many rows a product has than a GPU's.",
     runs={

@@ -5,8 +5,8 @@ PTD-P trains 5.9B parameters on 64 GPUs, from 2 stages and 32-way data paralleli
 slower. Pipelines are for models that do not fit, and data parallelism is for speed.
 """
 
-from experiments.ptdp2021 import AT_SAME_RANKS, DEVIATIONS, cost, on_selene, two_ways
-from harness.experiment.kit import BATCH, DP, PP, Comparison, Experiment, ModelConfig
+from experiments.ptdp2021 import AT_SAME_RANKS, DEVIATIONS, on_selene, two_ways
+from harness.experiment.kit import BATCH, DP, PP, Comparison, Experiment, ModelConfig, cost
 
 MODEL = ModelConfig(num_layers=32, hidden_size=3840, num_heads=32)
 FIGURE = Comparison(
@@ -33,7 +33,7 @@ EXPERIMENT = Experiment(
         FIGURE.quantitative("5.9B on 64 GPUs has relative rates within 5 points of the published", "bubble"),
     ),
     table=FIGURE.table,
-    cost=cost("3 min", "10 min, 64 GPUs"),
+    cost=cost("3 min", "10 min, 64 GPUs with 80 GB"),
     deviations=DEVIATIONS
     + "At `smoke` and `small` a model of eight small layers is on two ranks, in the two layouts there "
     "are; at `small`, layouts of four ranks share two cores, and say nothing of speed.",

@@ -8,9 +8,9 @@ has sequences, so that the pipeline bubble is (p - 1) / 8 or (p - 1) / 128: the 
 from collections.abc import Sequence
 from dataclasses import replace
 
-from experiments.ptdp2021 import DEVIATIONS, cost, on_selene, timed
+from experiments.ptdp2021 import DEVIATIONS, on_selene, timed
 from harness.experiment.kit import (
-    BATCH, PP, TP, Comparison, Evidence, Experiment, ModelConfig, Plan, Record, Run, repeated, tally,
+    BATCH, PP, TP, Comparison, Evidence, Experiment, ModelConfig, Plan, Record, Run, cost, repeated, tally,
 )  # fmt: skip
 
 FIGURE = Comparison(
@@ -59,7 +59,7 @@ EXPERIMENT = Experiment(
         FIGURE.quantitative("the paper's models are within 5 points of its relative rates", "bubble"),
     ),
     table=FIGURE.table,
-    cost=cost("4 min", "15 min, 64 GPUs"),
+    cost=cost("4 min", "15 min, 64 GPUs with 80 GB"),
     deviations=DEVIATIONS
     + "At `smoke` and `small` a rank has four small layers, the pipeline is one or two ranks deep "
     "and a step has 2 or 16 microbatches of 2 sequences; no layer is split.",

@@ -5,9 +5,9 @@ figure 15). Data parallelism reduces gradients once a step; tensor parallelism r
 every microbatch, and beyond a node slowly, and its matrices get small.
 """
 
-from experiments.ptdp2021 import AT_SAME_RANKS, DEVIATIONS, cost, on_selene, two_ways
+from experiments.ptdp2021 import AT_SAME_RANKS, DEVIATIONS, on_selene, two_ways
 from experiments.ptdp2021.pipeline_versus_data import MODEL
-from harness.experiment.kit import BATCH, DP, TP, Comparison, Experiment
+from harness.experiment.kit import BATCH, DP, TP, Comparison, Experiment, cost
 
 FIGURE = Comparison(
     paper="ptdp2021",
@@ -34,7 +34,7 @@ EXPERIMENT = Experiment(
         FIGURE.quantitative("5.9B on 64 GPUs has relative rates within 5 points of the published", "network"),
     ),
     table=FIGURE.table,
-    cost=cost("3 min", "15 min, 64 GPUs"),
+    cost=cost("3 min", "15 min, 64 GPUs with 80 GB"),
     deviations=DEVIATIONS
     + "At `smoke` and `small` a model of eight small layers is on two ranks, in the two layouts there "
     "are; at `small`, layouts of four ranks share two cores, and say nothing of speed.",

@@ -7,9 +7,9 @@ all-reduces between nodes are slow, and a deep pipeline has a large bubble where
 
 from collections.abc import Sequence
 
-from experiments.ptdp2021 import AT_SAME_RANKS, DEVIATIONS, cost, on_selene, two_ways
+from experiments.ptdp2021 import AT_SAME_RANKS, DEVIATIONS, on_selene, two_ways
 from harness.experiment.kit import (
-    BATCH, MIB, PP, RANKS, TP, Claim, Comparison, Experiment, ModelConfig, Record, Run, each, flop_rate, grouped,
+    BATCH, MIB, PP, RANKS, TP, Claim, Comparison, Experiment, ModelConfig, Record, Run, cost, each, flop_rate, grouped,
     points,
 )  # fmt: skip
 
@@ -65,7 +65,7 @@ EXPERIMENT = Experiment(
         ),
     ),
     table=FIGURE.table,
-    cost=cost("3 min", "15 min, 64 GPUs"),
+    cost=cost("3 min", "15 min, 64 GPUs with 80 GB"),
     deviations=DEVIATIONS + "At `smoke` and `small` a "
     "model of eight small layers is on two ranks, in the two layouts there are; at `small`, layouts of four ranks "
     "share two cores, and say what is sent but nothing of speed. CPUs have no nodes: what the paper finds is absent.",

@@ -11,11 +11,11 @@ from collections.abc import Iterable, Sequence
 from dataclasses import replace
 from functools import cache
 
-from experiments.ptdp2021 import AS_RUN, cost, on_selene, small_model, timed
+from experiments.ptdp2021 import AS_RUN, on_selene, small_model, timed
 from harness.experiment.kit import (
     BATCH, DP, MICROBATCH, MODEL, POINTS, PP, RANKS, TP, TP_SENT, ZERO_STAGE, Claim, Comparison, Estimate, Evidence,
-    Experiment, Plan, Point, Printed, Record, Run, best_over, each, flop_rate, grouped, mebibytes, named, near, points,
-    repeated, tally,
+    Experiment, Plan, Point, Printed, Record, Run, best_over, cost, each, flop_rate, grouped, mebibytes, named, near,
+    points, repeated, tally,
 )  # fmt: skip
 from impl.cost.place import Place
 from impl.cost.traffic import pipeline_traffic, state_traffic
@@ -161,7 +161,7 @@ EXPERIMENT = Experiment(
         Claim("what crosses nodes is what the formulas say, exactly", "our own", as_counted, kind="self-consistency"),
     ),
     table=FIGURE.table,
-    cost=cost("4 min", "60 min, 2240 GPUs"),
+    cost=cost("4 min", "60 min, 2240 GPUs with 80 GB"),
     deviations=AS_RUN + "Every layer is recomputed, as in the paper. ZeRO-3 is ours, not DeepSpeed's. The paper does "
     "not say whether PTD-P interleaves here: it does not. At `smoke` and `small` a model of eight small layers is on "
     "two ranks; at `small`, four ranks share two cores, and say what is sent but nothing of speed. CPUs have no nodes: "

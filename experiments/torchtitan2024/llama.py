@@ -7,13 +7,14 @@ of its rate per GPU from 8 GPUs to 128, is 16% faster with compiled layers, and 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from operator import attrgetter
 from typing import Any
 
 from experiments.ptdp2021 import SELENE, timed
 from harness.experiment.contests import PRECISION, plan_in_words
 from harness.experiment.kit import (
     MARK, MICROBATCHES, MODEL, POINTS, RANKS, RUNS, UNTESTED, Check, Claim, Column, Estimate, Experiment, ModelConfig,
-    Plan, Point, Precision, Printed, Record, Run, Tolerance, apart_from, as_expected, each, measured_only, named,
+    Plan, Point, Precision, Printed, Record, Run, Tolerance, apart_from, as_expected, cost, each, measured_only, named,
     of_run, points, printed, published, repeated, table_of, with_printed,
 )  # fmt: skip
 
@@ -26,6 +27,7 @@ KINDS: dict[str, tuple[Precision, bool, int]] = {
     "token_rate_interleaved": ("fp8", True, 2),
 }  # fmt: skip
 """Precision, compilation and chunks of each published quantity."""
+per_device = attrgetter("tokens_per_second_per_device")
 
 
 def on_h100s(row: Printed) -> Run:
@@ -77,11 +79,6 @@ class Change:
             replace(one.against(base, per_device), printed={"relative": printed_rate(one) / printed_rate(base)})
             for one, base in changed
         ]
-
-
-def per_device(record: Record) -> float:
-    """Return tokens per second of one device."""
-    return record.tokens_per_second_per_device
 
 
 def printed_rate(one: Point) -> float:
@@ -170,7 +167,7 @@ EXPERIMENT = Experiment(
         ),
     ),
     table=table_of("llama", "Llama 3.1 on PyTorch's parallelism", SHOWN, all_points),
-    cost={"smoke": "2 min, 2 CPU cores", "small": "9 min, 2 CPU cores", "paper": "60 min, 512 GPUs with 96 GB"},
+    cost=cost("9 min", "60 min, 512 GPUs with 96 GB", smoke="2 min"),
     deviations="The paper's H100s have slower memory (HBM2e) and 500 W, which no prediction knows, so only ratios are "
     "judged. How many microbatches 405B has is not printed: as many as stages, so that two stages a rank have twice as "
     "many, half as large. It is simulated as ZeRO-1, since its pipelines keep parameters gathered; as ZeRO-3 two "

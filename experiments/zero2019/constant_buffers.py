@@ -12,8 +12,8 @@ from itertools import pairwise
 
 from experiments.zero2019 import COUNTED, PREDICTED, N, for_memory, predicted_bytes
 from harness.experiment.kit import (
-    MODEL, Claim, Evidence, Experiment, ModelConfig, Plan, Point, Record, Run, Tolerance, each, gigabytes, in_bytes,
-    points, table_of, tally,
+    MODEL, Claim, Evidence, Experiment, ModelConfig, Plan, Point, Record, Run, Tolerance, cost, each, gigabytes,
+    in_bytes, points, table_of, tally,
 )  # fmt: skip
 
 SHAPE = ModelConfig(hidden_size=128, num_heads=4, seq_len=64, vocab_size=512)
@@ -92,7 +92,7 @@ EXPERIMENT = Experiment(
         "constant_buffers", "Constant buffers", (MODEL, N, BUCKET, gigabytes("buffers", "buffers, counted", buffers),
         COUNTED, PREDICTED), rows, ("Without a bucket's size one bucket holds all gradients.",), is_timed=False,
     ),
-    cost={"smoke": "1 min, 2 CPU cores", "small": "1 min, 2 CPU cores", "paper": "20 min, 64 GPUs with 32 GB"},
+    cost=cost("1 min", "20 min, 64 GPUs with 32 GB"),
     deviations="Gradients are in 16 bits, the paper's fused buffer in 32. Models at `paper` are ours, as wide as the "
     "paper's of 8B; it prints no memory without constant buffers.",
     runs={

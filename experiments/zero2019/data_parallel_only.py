@@ -13,8 +13,8 @@ from dataclasses import replace
 from experiments.zero2019 import OF_ZERO_100B, PRINTED_RATE, V100, bars, compared, on_v100s, timed
 from harness.experiment.kit import (
     BATCH, FLOP_RATE, MARK, MICROBATCH, MODEL, PERCENT, POINTS, RANKS, RUNS, ZERO_STAGE, Claim, Evidence, Experiment,
-    ModelConfig, Plan, Point, Printed, Record, Run, figure_of, flop_rate, larger, measured_only, points, relative_to,
-    repeated, share, table_of, tally, with_printed, within_points,
+    ModelConfig, Plan, Point, Printed, Record, Run, cost, figure_of, flop_rate, larger, measured_only, points,
+    relative_to, repeated, share, table_of, tally, with_printed, within_points,
 )  # fmt: skip
 from harness.records.measures import model_names, shape
 
@@ -138,7 +138,7 @@ EXPERIMENT = Experiment(
         ours=lambda one: one.relative.mean / PERCENT,
         published=lambda one: in_print(one) / PERCENT,
     ),
-    cost={"smoke": "1 min, 2 CPU cores", "small": "4 min, 2 CPU cores", "paper": "30 min, 128 GPUs with 32 GB"},
+    cost=cost("4 min", "30 min, 128 GPUs with 32 GB"),
     deviations="No dropout; fused attention in what runs, none in simulated steps; vocabulary and sequence, 51,200 "
     "and 1,024, are assumed, and that all layers are recomputed. The appendix's numbering of figures is older: its "
     "table 10 is for figure 4. At `smoke` and `small` fp32 and three small models on two ranks, with 8, 4 and 2 "

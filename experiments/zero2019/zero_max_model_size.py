@@ -14,7 +14,7 @@ from itertools import pairwise
 from experiments.zero2019 import COUNTED, PREDICTED, PRINTED_V100, STAGES, V100, N, T, deepest, for_memory
 from harness.experiment.kit import (
     GB, ZERO_STAGE, Claim, Column, Evidence, Experiment, ModelConfig, Plan, Point, Record, Run, Tolerance, ZeroStage,
-    each, gigabytes, near, points, published, table_of, tally,
+    cost, each, gigabytes, near, points, published, table_of, tally,
 )  # fmt: skip
 from impl.cost.memory import model_state_bytes
 from impl.cost.parameters import count_parameters
@@ -162,7 +162,7 @@ EXPERIMENT = Experiment(
         "max_model_size", "The largest model that fits", COLUMNS, lambda records: [*counted(records), *in_paper()],
         NOTES, is_timed=False,
     ),
-    cost={"smoke": "1 min, 2 CPU cores", "small": "2 min, 2 CPU cores", "paper": "20 min, 1024 GPUs with 32 GB"},
+    cost=cost("2 min", "20 min, 1024 GPUs with 32 GB"),
     deviations="What is trained at `smoke` and `small` is small, with 20 MB for each of 2 and 4 ranks, that share two "
     "cores. At `paper` the models that table 2 says were trained run, without ZeRO and with stage 1, with full "
     "recomputation; the theoretical sizes are in the table by formula. Their batch is not known to us, so that one "

@@ -8,16 +8,18 @@ three models on 1 to 1,024. Here ranks train, and the memory of all their tensor
 
 from collections.abc import Sequence
 from dataclasses import replace
+from operator import attrgetter
 
 from experiments.zero2019 import ALL_AS_PREDICTED, CLOSE, COUNTED, PREDICTED, STAGES, N, for_memory
 from harness.experiment.kit import (
     GB, MODEL, ZERO_STAGE, Claim, Experiment, ModelConfig, Plan, Point, Record, Run, Tolerance, ZeroStage, as_predicted,
-    by_choice, each, gigabytes, named, points, printed, published, table_of,
+    by_choice, cost, each, gigabytes, named, points, printed, published, table_of,
 )  # fmt: skip
 from impl.cost.memory import model_state_bytes
 
 SIZES = {"7.5b": 7.5e9, "128b": 128e9, "1t": 1e12}
 """Parameters of the paper's models, by their names among the published numbers."""
+states = attrgetter("states_bytes")
 SAME = Tolerance(0.01, "padding of slices and vocabulary", "2026-11-20")
 """Relative distance of counted states from predicted ones, and of shares from the formulas'."""
 NOTES = (
@@ -44,10 +46,6 @@ def in_paper() -> list[Point]:
         value = {"published": row["value"] * GB}
         found.append(Point(run, model=f"GPT {size.upper()}", parameters=SIZES[size], printed=value))
     return found
-
-
-def states(record: Record) -> float:
-    return record.states_bytes
 
 
 def counted(records: Sequence[Record]) -> list[Point]:
@@ -103,7 +101,7 @@ EXPERIMENT = Experiment(
         ),
     ),
     table=table_of("zero_memory", "Model states on each device", COLUMNS, rows, NOTES, is_timed=False),
-    cost={"smoke": "1 min, 2 CPU cores", "small": "3 min, 2 CPU cores", "paper": "5 min, 8 GPUs with 80 GB"},
+    cost=cost("3 min", "5 min, 8 GPUs with 80 GB"),
     deviations="What is trained is smaller, and on 2 to 8 ranks; the paper's sizes are in the table by formula, beside "
     "what is printed. At `small` ranks share two cores: the times say nothing. fp16 on CPUs is slow and takes the same "
     "bytes. Buckets are small, as the models are. Stage 3 keeps 14 bytes of a parameter, not 16: gathered weights are "

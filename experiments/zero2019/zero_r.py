@@ -18,8 +18,8 @@ from experiments.zero2019 import (
 from harness.analysis.scaling import LEAST_TIMED_STEPS
 from harness.experiment.kit import (
     FLOP_RATE, GB, MARK, MODEL, POINTS, RUNS, Claim, Evidence, Experiment, ModelConfig, Point, Record, Run, Table,
-    Tolerance, about, and_absent, by_choice, each, gigabytes, of_run, points, printed, published, relative_to, tabulate,
-    tally, with_printed, within_points,
+    Tolerance, about, and_absent, by_choice, cost, each, gigabytes, of_run, points, printed, published, relative_to,
+    tabulate, tally, with_printed, within_points,
 )  # fmt: skip
 from impl.cost.activations import layer_bytes
 
@@ -163,7 +163,7 @@ EXPERIMENT = Experiment(
         ),
     ),
     table=table,
-    cost={"smoke": "1 min, 2 CPU cores", "small": "4 min, 2 CPU cores", "paper": "20 min, 400 GPUs with 32 GB"},
+    cost=cost("4 min", "20 min, 400 GPUs with 32 GB"),
     deviations="No dropout; fused attention in what runs, none in simulated steps; the paper names neither vocabulary "
     "nor sequence: 51,200 and 1,024. Figure 6's models are not trained: C1 to C5 are at the paper's sizes in figures 7 "
     "and 8, and figure 6 is held against what is predicted, with its widest models' width. At `smoke` and `small` 4 or "

@@ -13,7 +13,7 @@ from experiments.zero2019 import OF_ZERO_100B, PRINTED_RATE, STAGES, bars, compa
 from harness.experiment.kit import (
     BATCH, DP, FLOP_RATE, MARK, MICROBATCH, MODEL, POINTS, RANKS, RUNS, TP, TP_SENT, ZERO_STAGE, Claim, Column,
     Estimate, Evidence, Experiment, ModelConfig, Plan, Point, Printed, Record, Run, Table, Tolerance, about, and_absent,
-    as_expected, by_choice, each, flop_rate, measured_only, points, printed, printed_value, repeated, sent, share,
+    as_expected, by_choice, cost, each, flop_rate, measured_only, points, printed, printed_value, repeated, sent, share,
     tabulate, tally, with_printed,
 )  # fmt: skip
 
@@ -167,7 +167,7 @@ EXPERIMENT = Experiment(
         ),
     ),
     table=table,
-    cost={"smoke": "1 min, 2 CPU cores", "small": "4 min, 2 CPU cores", "paper": "40 min, 400 GPUs with 32 GB"},
+    cost=cost("4 min", "40 min, 400 GPUs with 32 GB"),
     deviations="No dropout; fused attention in what runs, none in simulated steps; the paper names neither vocabulary "
     "nor sequence: 51,200 and 1,024. The baseline is ours too, not Megatron-LM of 2019. At `smoke` and `small` fp32, "
     "nothing is recomputed, and a small model is on two ranks, in all of ZeRO's stages beside two tensor-parallel "

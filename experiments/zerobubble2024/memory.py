@@ -15,7 +15,7 @@ from experiments.zero2019 import CLOSE
 from experiments.zerobubble2024 import PAPER, PIPELINE, SCHEDULES, by_memory, held, of
 from harness.experiment.kit import (
     GB, MODEL, PP, SCHEDULE, Claim, Column, Evidence, Experiment, Plan, Point, Record, Run, Tolerance, as_expected,
-    each, gigabytes, grouped, measured_only, printed, printed_value, table_of, tally,
+    cost, each, gigabytes, grouped, measured_only, printed, printed_value, table_of, tally,
 )  # fmt: skip
 
 A_TENTH = Tolerance(0.1, "ZB-1p takes 2 to 8% more in table 4", "2026-11-21")
@@ -98,7 +98,7 @@ EXPERIMENT = Experiment(
         ),
     ),
     table=table_of("zero_bubble_memory", "Memory of zero bubble", COLUMNS, by_memory, [NOTE], is_timed=False),
-    cost={"smoke": "1 min, 2 CPU cores", "small": "2 min, 2 CPU cores", "paper": "40 min, 32 GPUs with 80 GB"},
+    cost=cost("2 min", "40 min, 32 GPUs with 80 GB"),
     deviations="At `paper` as in `zerobubble2024/throughput`: Megatron's vocabulary and dropout, gradients of 16 bits, "
     "and stages of equal work, where the paper gives the first one a layer less. At `smoke` and `small` two and four "
     "ranks share two cores for two steps of a small model in fp32: they say what is kept, and nothing of speed.",

@@ -18,7 +18,7 @@ from experiments.zerobubble2024 import (
 )  # fmt: skip
 from harness.experiment.kit import (
     MARK, MICROBATCHES, MODEL, PERCENT, POINTS, RUNS, Claim, Column, Evidence, Experiment, Plan, Record, Tolerance,
-    as_expected, each, ends, figure_of, grouped, printed, printed_value, relative, share, table_of, tally,
+    as_expected, cost, each, ends, figure_of, grouped, printed, printed_value, relative, share, table_of, tally,
 )  # fmt: skip
 
 PLANS = [Plan(pp=2, schedule=schedule) for schedule in SCHEDULES]
@@ -115,7 +115,7 @@ EXPERIMENT = Experiment(
         at=lambda one: one.run.microbatches, ours=lambda one: (one.relative.mean - 1) / PERCENT,
         published=lambda one: (printed_value("published_gain")(one) - 1) / PERCENT,
     ),
-    cost={"smoke": "1 min, 2 CPU cores", "small": "11 min, 2 CPU cores", "paper": "40 min, 32 GPUs with 80 GB"},
+    cost=cost("11 min", "40 min, 32 GPUs with 80 GB"),
     deviations="The paper names neither vocabulary nor dropout: Megatron's, as its memory suggests. It gives its first "
     "and last stage a layer less for the embedding and the head; here stages are of equal work, the head counted. "
     "ZB-H1 is compared with ZB-1p, and the optimizer waits for all stages' norm, where theirs is validated afterwards. "

@@ -63,6 +63,7 @@ def values(point: Any, columns: Iterable[Column]) -> tuple[Any, ...]:
 
 
 MODEL = Column(key="model", header="model", text=True, of=lambda point: point.model)
+PARAMETERS = Column(key="parameters", header="parameters", of=lambda point: round(point.parameters))
 RANKS = of_run("ranks", "ranks", lambda run: run.plan.world_size)
 TP = of_run("tp", "tp", lambda run: run.plan.tp)
 PP = of_run("pp", "pp", lambda run: run.plan.pp)

@@ -338,8 +338,12 @@ def in_words(line: Sequence[Point], *along: Column) -> str:
     return f"batch {line[0].run.train.global_batch}: {', '.join(numbers)}"
 
 
-def relative_to(found: Sequence[Point], is_first: Callable[[Point], bool], measure: Measure) -> list[Point]:
-    """Return the points relative to the first of their engine and device that `is_first`; NaN where there is none."""
-    place = lambda one: (one.run.engine, one.device)
+def relative_to(
+    found: Sequence[Point],
+    is_first: Callable[[Point], bool],
+    measure: Measure,
+    place: Callable[[Point], Any] = lambda one: (one.run.engine, one.device),
+) -> list[Point]:
+    """Return the points relative to the first of their place that `is_first`; NaN where there is none."""
     first = {place(one): one for one in reversed(found) if is_first(one)}
     return [one.against(first.get(place(one)), measure) for one in found]

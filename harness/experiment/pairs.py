@@ -5,6 +5,7 @@ from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import Any, TypeVar
 
+from harness.analysis.columns import milliseconds
 from harness.analysis.points import Measure, Point, points
 from harness.records.labels import DEFAULTS
 from harness.records.measures import in_order
@@ -19,6 +20,9 @@ _Choice = TypeVar("_Choice", bound=Hashable)
 def step_seconds(record: Record) -> float:
     """Return the median seconds of the timed steps."""
     return record.step_seconds
+
+
+STEP = milliseconds("step", "step", lambda point: point.estimate(step_seconds))
 
 
 @dataclass(frozen=True, eq=False)

@@ -1,6 +1,7 @@
 """Published numbers of the papers, for comparison with ours."""
 
 import io
+import math
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -55,6 +56,13 @@ def published(paper: str, quantity: str | None = None) -> pd.DataFrame:
         valid = ", ".join(dict.fromkeys(rows["quantity"]))
         raise InputError(f"{paper} publishes no quantity {quantity!r}; valid: {valid}")
     return chosen.reset_index(drop=True)
+
+
+@cache
+def published_number(paper: str, quantity: str, model: str | None = None) -> float:
+    """Return the first number that a paper prints of a quantity, for one model if it is given; NaN if there is none."""
+    rows = published(paper, quantity)
+    return float(next(iter(rows["value"] if model is None else rows.loc[rows["model"] == model, "value"]), math.nan))
 
 
 @cache
