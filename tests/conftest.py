@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import signal
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ if TYPE_CHECKING:  # many tests need no torch, whose import takes longer than th
 
 __all__ = ["pytest_addoption", "pytest_collection_finish", "pytest_sessionfinish", "pytest_testnodedown"]
 """Hooks of `--every-claim`."""
+gc.disable()  # until all tests are collected: what they import is never garbage
 settings.register_profile("no deadlines", deadline=None)  # machines that run tests are shared: time is not a fault
 settings.load_profile("no deadlines")
 # ignored where tests run in the background, and programs that tests start and interrupt would inherit that
@@ -53,6 +55,8 @@ ERRORS: dict[str, Errors] = {}
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     order = [*LONG, ""]
     items.sort(key=lambda item: next(i for i, folder in enumerate(order) if item.nodeid.startswith(folder)))
+    gc.freeze()
+    gc.enable()
 
 
 @pytest.hookimpl(optionalhook=True)
