@@ -6,8 +6,6 @@ The larger runs are in the committed records, whose claims are derived again by 
 import itertools
 import json
 import re
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -23,10 +21,9 @@ def out(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 def quickstart(out: Path) -> dict[str, Any]:
     of = ["--tier", "smoke", "--only", "layers=2 norm=pre*", "--json", "--out", str(out)]
-    command = [sys.executable, "-m", "harness", "run", "quickstart", *of]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=600, check=False)
-    assert done.returncode == 0, done.stderr
-    return json.loads(done.stdout)
+    answer = call("run", "quickstart", *of)
+    assert answer.status == 0, answer.errors
+    return json.loads(answer.output)
 
 
 @pytest.fixture(scope="module")
