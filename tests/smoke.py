@@ -3,6 +3,7 @@
 What has a finished record is not run again: the same command goes on where it was interrupted.
 """
 
+import datetime
 import json
 import subprocess
 import sys
@@ -78,10 +79,11 @@ def report(done: list[Done]) -> str:
     shown = lambda seconds: "–" if seconds is None else f"{seconds:.0f}"
     return "\n".join(
         [
-            "# Every experiment at `smoke`",
+            "# Experiments at `smoke`",
             "",
             "`python -m tests.smoke --keep results/smoke.md`",
             "",
+            f"{len(done)} experiments on {datetime.date.today()}; what came later is not in the table.",
             f"{machine['processor']}, {machine['cores']} cores, no GPU; seconds from the command's start to its end.",
             "",
             "| experiment | points | seconds |",

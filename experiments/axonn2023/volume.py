@@ -20,8 +20,8 @@ from experiments.ours import claim
 from experiments.ptdp2021 import timed
 from harness.experiment.kit import (
     DEVICE, MARK, MODEL, RANKS, RUNS, STEP, Check, Claim, Estimate, Evidence, Experiment, Measure, ModelConfig, Point,
-    Record, Run, Tolerance, cost, figure_of, gigabytes, grouped, milliseconds, of_run, points, step_seconds, table_of,
-    tally,
+    Record, Run, Tolerance, cost, figure_of, flop_rate, gigabytes, grouped, largest, milliseconds, of_run, points,
+    step_seconds, table_of, tally,
 )  # fmt: skip
 from impl.cost.least_traffic import moved_bytes
 from impl.cost.place import Place
@@ -119,16 +119,15 @@ def in_order(measure: Measure) -> Check:
 
 def few_have_the_fastest(records: Sequence[Record]) -> Evidence | None:
     """Judge whether the fastest grid is among the model's first, of four times as many or more."""
-    found = []
+    margins, said, rate = [], [], lambda one: one.mean(flop_rate)
     for group in (group for group in alike(records) if len(group) >= 4 * FEW):
         order = sorted(group, key=lambda one: communicating(one.run))
-        fastest = min(group, key=lambda one: one.mean(step_seconds))
-        found.append((order.index(fastest) + 1, fastest, order[0].mean(step_seconds) / fastest.mean(step_seconds)))
-    said = ", ".join(
-        f"{name(one.run)} is the model's number {i} on {one.run.plan.world_size:,}, its first takes {more:.2f} times"
-        for i, one, more in found
-    )  # fmt: skip
-    return tally([i <= FEW for i, *_ in found], "numbers of ranks", said)
+        fastest, best = max(order, key=rate), max(order[:FEW], key=rate)
+        number = f"is the model's number {order.index(fastest) + 1} on {fastest.run.plan.world_size:,}"
+        longer = f"the best of its first {FEW} takes {rate(fastest) / rate(best):.2f} times as long"
+        margins.append(largest(best, order[FEW:], flop_rate))
+        said.append(f"{name(fastest.run)} {number}, {longer}")
+    return tally(margins, "numbers of ranks", ", ".join(said))
 
 
 def on_cpus(model: ModelConfig, *ranks: int) -> list[Run]:

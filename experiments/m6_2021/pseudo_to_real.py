@@ -87,8 +87,8 @@ def found(records: Sequence[Record]) -> list[Point]:
 
 
 SHOWN = (
-    of_run("way", "layers' weights", way, text=True), DEVICE, of_run("seed", "seed", lambda run: run.seed),
-    of_run("steps", "steps", lambda run: run.train.steps), PARAMETERS, LAST_LOSS, STEP, RUNS, MARK,
+    of_run("way", "layers' weights", way, text=True), DEVICE, of_run("steps", "steps", lambda run: run.train.steps),
+    PARAMETERS, LAST_LOSS, STEP, RUNS, MARK,
 )  # fmt: skip
 LOSS = "loss"
 EXPERIMENT = Experiment(
@@ -108,7 +108,7 @@ EXPERIMENT = Experiment(
     ),
     table=table_of("pseudo_to_real", "Layers that share weights at first", SHOWN, found, [
         "real: every layer has weights of its own; pseudo: all have the first one's; pseudo to real: they do for half "
-        "of the steps, and then begin with copies of them."
+        "of the steps, and then begin with copies of them, each row with those of one seed."
     ]),
     cost=cost("15 min", "days, 64 GPUs with 32 GB", note=NEEDS_TEXT),
     deviations="M6-10T has ten trillion parameters, most of them of experts, and lacks memory for them; here a GPT "

@@ -6,8 +6,8 @@ from typing import Any
 
 from harness.experiment.kit import Check, Claim, ModelConfig, Plan, Recipe, Run, Tolerance, repeated, untested
 
-MODEL_25M = ModelConfig(num_layers=6, hidden_size=512, num_heads=8, seq_len=256, vocab_size=8192)
-MODEL_7M = replace(MODEL_25M, hidden_size=256, num_heads=4)
+MODEL_23M = ModelConfig(num_layers=6, hidden_size=512, num_heads=8, seq_len=256, vocab_size=8192)
+MODEL_7M = replace(MODEL_23M, hidden_size=256, num_heads=4)
 SLOWER = Tolerance(1.02, "repeats of one point differ by as much", "2026-11-21")
 """Ratio of step times that still counts as no slower."""
 NO_SLOWER = Tolerance(0.02, "repeats of one point differ by as much", "2026-11-25")

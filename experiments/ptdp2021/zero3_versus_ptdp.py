@@ -75,7 +75,7 @@ FIGURE = Comparison(
     more=(BETWEEN, TP_SENT),
     notes=(
         "Sent between nodes: what the busiest rank sends to data-parallel ranks and to other stages in a step; by "
-        "formula for what was not run here. A node has all ranks that share a layer.",
+        "formula, as this engine sends, for what was not run. A node has all ranks that share a layer.",
     ),
 )  # fmt: skip
 

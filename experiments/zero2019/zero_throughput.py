@@ -25,7 +25,8 @@ NOTES = (
     "Rates: ours counts model FLOPs (palm_12). Published: figures 2 and 3, read off the plots, on V100s with 32 "
     "GB; the paper does not say whether recomputed FLOPs count, and only ratios are to be compared.",
     "Over Megatron's: the rate per device, over that of the same model with more ranks to a layer and undivided "
-    "states. Of the fewest: the rate per device, over that on the fewest ranks, whose batch is smaller.",
+    "states; published, a ratio of rates, not the figure's own factor. Of the fewest: the rate per device, over that "
+    "on the fewest ranks, whose batch is smaller.",
 )
 MORE = lambda ratio, _: ratio - 1
 Baseline = Callable[[Point, Sequence[Point]], Point | None]

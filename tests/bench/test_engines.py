@@ -34,9 +34,11 @@ from tests.bench.cells import (
 from tests.bench.screen import Screen
 from tests.bench.side_by_side import against_peers, notes, slowest, table
 
-NOTES = (
+LLAMAS = (
     "llama-: Llama's block (RMSNorm, SwiGLU of 1,408 features, rotary positions, 4 heads of keys and values, no "
-    "biases, an untied head) in place of GPT's.",
+    "biases, an untied head) in place of GPT's."
+)
+NOTES = (
     f"With tensor parallelism a step is {FEWER_SEQUENCES} sequences: both ranks are on the same ones. Of pipelines "
     f"{PIPELINE_STEPS - WARMUP} steps are timed.",
     "hsdp: ZeRO-3 within two ranks and two replicas of them, four ranks on two cores.",
@@ -78,7 +80,8 @@ def all_notes(measured: list[Cell]) -> list[str]:
         commit = state["commit"][:7] + (" and changes" if state["dirty"] else "")
         by_commit.setdefault(commit, []).append(f"{cell['plan']} {cell['precision']}")
     ran = "; ".join(f"{commit}: {', '.join(names)}" for commit, names in by_commit.items())
-    return [*said, *NOTES, *said_of(peers), f"Measured on commit {ran}. Made by `lmscale bench`."]
+    llamas = [LLAMAS] if any(cell["plan"].startswith("llama-") for cell in measured) else []
+    return [*said, *llamas, *NOTES, *said_of(peers), f"Measured on commit {ran}. Made by `lmscale bench`."]
 
 
 def wanted(run: Run) -> float:

@@ -30,7 +30,7 @@ from impl.cost.least_traffic import moved_bytes
 from impl.cost.place import Place
 from impl.cost.traffic import TRAVELS, collectives, state_traffic, step_traffic
 from impl.run import Run
-from tests.experiments.as_printed import NO, YES, at_rate, fast, simulated, timed
+from tests.experiments.as_printed import NO, OPEN, YES, at_rate, fast, simulated, timed
 from tests.experiments.as_printed import collectives as counted
 
 GRIDS = [(4, 1, 1, 1), (1, 4, 2, 1), (2, 2, 2, 2), (4, 2, 1, 2), (2, 4, 4, 1)]
@@ -111,12 +111,12 @@ def verdicts(claims: object, records: list[Record]) -> list[str]:
     return list(frame[next(name for name in reversed(frame.columns) if name.startswith("verdict"))])
 
 
-def at_scale(seconds: Callable[[Run], float]) -> list[Record]:
+def at_scale(seconds: Callable[[Run], float], own_sd: float = 0.0) -> list[Record]:
     """Simulated grids, steps of which take a second less if the network is free."""
     made = []
     for run in volume.EXPERIMENT.runs["paper"]:
         one = timed(simulated(run), seconds(run))
-        made.append(replace(one, prediction=replace(one.prediction, without={"network": 1.0})))
+        made.append(replace(one, prediction=replace(one.prediction, without={"network": 1.0}, own_sd=own_sd)))
     return made
 
 
@@ -129,6 +129,9 @@ def test_verdicts_on_the_models_order_turn() -> None:
     assert verdicts(order, at_scale(lambda _: 1 + draw.random()))[0] != YES, "no order"
     free = at_scale(lambda run: 1.0)
     assert verdicts(order, free)[0] != YES, "nothing to order"
+    later_faster: Callable[[Run], float] = lambda run: 1 + 0.01 / communicating(run)
+    assert verdicts(order, at_scale(later_faster))[1] == NO
+    assert verdicts(order, at_scale(later_faster, own_sd=0.05))[1] == OPEN, "by less than the simulator's interval"
 
 
 def test_verdicts_on_bytes_turn(monkeypatch: pytest.MonkeyPatch) -> None:
