@@ -54,7 +54,7 @@ def fitted_again(name: str) -> System:
     interval = interval_of(np.log(measured / predicted), system.row_sd)
     assert found.calibration is not None
     of_held_out = replace(found.calibration, mape=mean, worst=worst, constant_mfu_mape=baseline, interval=interval)
-    return found.with_calibration(of_held_out)
+    return replace(found, calibration=of_held_out)
 
 
 def written(text: str, found: System) -> str:

@@ -83,7 +83,7 @@ def fit(rows: Sequence[Measured], system: System, *, with_surface: bool = True) 
         features=features,
         residuals=surface and dataclasses.replace(surface, width=_reach(off / sd, row_sd)),
     )
-    return space.at(found).with_calibration(known)
+    return dataclasses.replace(space.at(found), calibration=known)
 
 
 def _factor(slopes: np.ndarray, row_sd: float) -> list[list[float]]:

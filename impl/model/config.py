@@ -128,23 +128,14 @@ class ModelConfig:
             yield f"{what} within MLPs, which is not built within experts; valid: placements without"
 
     @model_validator(mode="after")
-    def _heads_divide(self) -> "ModelConfig":
-        if self.hidden_size % self.num_heads:
-            valid = [a for a in range(1, 129) if self.hidden_size % a == 0]
-            raise ValueError(
-                f"num_heads {self.num_heads} does not divide hidden_size {self.hidden_size}; "
-                f"valid: {', '.join(map(str, valid))}"
-            )
-        return self
-
-    @model_validator(mode="after")
     def _block_is_whole(self) -> "ModelConfig":
+        if self.hidden_size % self.num_heads:
+            valid = ", ".join(str(heads) for heads in divisors(self.hidden_size) if heads <= 128)
+            what = f"num_heads {self.num_heads} does not divide hidden_size {self.hidden_size}"
+            raise ValueError(f"{what}; valid: {valid}")
         if self.num_heads % self.groups:
-            valid = [g for g in range(1, self.num_heads + 1) if self.num_heads % g == 0]
-            raise ValueError(
-                f"kv_heads {self.groups} does not divide num_heads {self.num_heads}; valid: "
-                f"{', '.join(map(str, valid))}"
-            )
+            valid = ", ".join(map(str, divisors(self.num_heads)))
+            raise ValueError(f"kv_heads {self.groups} does not divide num_heads {self.num_heads}; valid: {valid}")
         if self.positions == "rotary" and (self.turned % 2 or not self.turned):
             what = f"rotary positions turn pairs of features, here {self.turned} of a head's {self.head_size}"
             raise ValueError(f"{what}; valid: even numbers")

@@ -1,9 +1,8 @@
 """Shortest step that any pipeline schedule can have, whatever its order: what no table goes below."""
 
-from collections.abc import Sequence
 from dataclasses import dataclass
 from functools import cached_property
-from itertools import pairwise
+from itertools import accumulate, pairwise
 
 from impl.errors import InputError
 from impl.pipeline.schedule import Action, Op, Schedule, peak_in_flight
@@ -67,8 +66,9 @@ def lower_bound(problem: Problem) -> Number:
     """
     f, i, w = (problem.seconds(op) for op in (Op.F, Op.I, Op.W))
     m, most, last = problem.microbatches, problem.most, len(f) - 1
-    into = _after([0, *(f[stage] + hop for stage, hop in enumerate(problem.hops))])
-    back = _after([into[last] + f[last], *(i[last - n] + hop for n, hop in enumerate(problem.hops[::-1]))])[::-1]
+    into = list(accumulate((f[stage] + hop for stage, hop in enumerate(problem.hops)), initial=0))
+    returns = (i[last - n] + hop for n, hop in enumerate(problem.hops[::-1]))
+    back = list(accumulate(returns, initial=into[last] + f[last]))[::-1]
     ends = [w[0]]  # from the end of a stage's input gradient to the end of the step
     for stage, hop in enumerate(problem.hops):
         ends.append(max(w[stage + 1], hop + i[stage] + ends[stage]))
@@ -83,11 +83,3 @@ def lower_bound(problem: Problem) -> Number:
         found += [start + rest, back[max(own)] + rest - before, start + m * sum(held) / most]
         found += [into[stage] + -(-m // most) * one for stage, one in zip(own, held, strict=True)]
     return max(found)
-
-
-def _after(steps: Sequence[Number]) -> list[Number]:
-    """Return the running sums."""
-    sums = [steps[0]]
-    for step in steps[1:]:
-        sums.append(sums[-1] + step)
-    return sums

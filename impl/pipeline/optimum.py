@@ -25,6 +25,7 @@ from impl.pipeline.bound import Problem, lower_bound
 from impl.pipeline.schedule import Action, Op, Rows, Schedule
 from impl.pipeline.schedules import SCHEDULES, build, check
 from impl.pipeline.simulate import Number, simulate, uniform
+from impl.pipeline.zero_bubble import require_two
 
 OPS = (Op.F, Op.I, Op.W)
 MOST_NUMBERS = 50_000
@@ -182,6 +183,5 @@ def shortest_v(p: int, m: int, v: int) -> Rows:
     Raises:
         InputError: v is not 2.
     """
-    if v != 2:
-        raise InputError(f"plan.schedule shortest_v has 2 chunks a rank, not plan.chunks {v}; valid: --plan.chunks 2")
+    require_two("shortest_v", v)
     return search(Problem((*range(p), *reversed(range(p))), m, uniform(chunks=v), 0, v * p)).schedule.rows

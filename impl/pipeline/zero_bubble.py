@@ -63,7 +63,7 @@ def zbv(p: int, m: int, v: int) -> Rows:
     Raises:
         InputError: v is not 2.
     """
-    _require_two("zbv", v)
+    require_two("zbv", v)
     rounds = max(m, 2 * p - 1) - p
 
     def row(r: int) -> list[Action]:
@@ -86,7 +86,7 @@ def dualpipe_v(p: int, m: int, v: int) -> Rows:
     Raises:
         InputError: v is not 2, or m is below 2p.
     """
-    _require_two("dualpipe_v", v)
+    require_two("dualpipe_v", v)
     if m < 2 * p:
         raise InputError(f"plan.schedule dualpipe_v takes {2 * p} microbatches or more with plan.pp {p}, not {m}")
 
@@ -111,7 +111,7 @@ def v_half(p: int, m: int, v: int) -> Rows:
     Raises:
         InputError: v is not 2.
     """
-    _require_two("v_half", v)
+    require_two("v_half", v)
     gap = 0 if p % 2 else 3
     starts = [(2 * r, 3 * p - 2 - r, 3 * p - 1 + gap + 2 * r, 6 * p - 2 + gap - r) for r in range(p)]
     return _repeated(p, m, starts, most=(p + 2) // 2)
@@ -128,13 +128,14 @@ def v_min(p: int, m: int, v: int) -> Rows:
     Raises:
         InputError: v is not 2.
     """
-    _require_two("v_min", v)
+    require_two("v_min", v)
     gap = 0 if p % 3 else 2
     starts = [(r, 2 * p - 1 - r, 2 * p + gap + r, 4 * p - 1 + gap - r) for r in range(p)]
     return _repeated(p, m, starts, most=(p + 4) // 3)
 
 
-def _require_two(name: str, v: int) -> None:
+def require_two(name: str, v: int) -> None:
+    """Raise InputError unless a schedule of two chunks a rank is asked for as many."""
     if v != 2:
         raise InputError(f"plan.schedule {name} has 2 chunks a rank, not plan.chunks {v}; valid: --plan.chunks 2")
 

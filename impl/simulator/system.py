@@ -297,9 +297,6 @@ class System:
         """Return a constant's value."""
         return self.all_constants[name].value
 
-    def with_calibration(self, calibration: Calibration) -> "System":
-        return dataclasses.replace(self, calibration=calibration)
-
     def with_scores(self, run: Run) -> Run:
         """Return the run for memory formulas, which count the scores of attention if these have dropout.
 

@@ -205,7 +205,7 @@ def test_a_slow_rank_computes_longer_and_waits_for_others_as_long_as_before():
 def test_a_calibrations_residuals_correct_every_second():
     surface = {"places": [[2048, 1, 2]], "logs": [0.1], "noises": [0.02], "sd": 0.1}
     calibration = Calibration(stack="made up", rows=["a"], held_out=[], mape=1, worst=1, residuals=surface)  # type: ignore[arg-type]
-    system = SYSTEM.with_calibration(calibration)
+    system = replace(SYSTEM, calibration=calibration)
     factor = system.correction(run_of())
     assert factor > 1.05
     found = predict(run_of(), VOCAB, system, with_memory=False)
