@@ -25,17 +25,7 @@ from harness.predict.benchmark import (
     write_rows,
 )
 from harness.predict.fit import error_sizes, percent_off
-from harness.predict.held_out import (
-    BLOOM,
-    CASES,
-    HARDER,
-    Goals,
-    Result,
-    Rows,
-    result_of,
-    rows_of,
-    splits,
-)  # fmt: skip
+from harness.predict.held_out import BLOOM, CASES, HARDER, Goals, Result, Rows, result_of, rows_of, splits
 from harness.predict.laws import constants_table, laws_table, worths
 from harness.predict.published_memory import torchtitan
 from harness.predict.published_scaling import FITTED, frontier
@@ -94,7 +84,8 @@ def accuracy(
         print(f"written: {rows}, {write_rows(rows, CASES)} rows")
         return 0
     if laws:
-        return _laws(out, json=json)
+        tables = [laws_table(list(worths())), constants_table()]
+        return _print(tables, out and out / "laws.md", "# The laws of the simulator\n\n", json=json)
     others = {path.stem: read_predictions(path) for path in predictions}
     (out or Path()).mkdir(parents=True, exist_ok=True)
     results = [result_of(case) for case in shown_progress(CASES, "fitting, predicting")]
@@ -103,19 +94,19 @@ def accuracy(
     tables += [kinds_table(results), plans_table(results, others), other_table(out or folders.ARCHIVE)]
     tables += [ratios_table(results), figures_table(results)]
     if out is not None:
-        write_atomically(out / "accuracy.md", HEAD + "\n".join(map(render.markdown, tables)))
         save(figure(results), out / "accuracy.png")
-    _tell(tables, json=json)
-    if out is not None and not json:
-        print(f"written: {out / 'accuracy.md'}, {out / 'accuracy.png'}")
-    return 0
+    return _print(tables, out and out / "accuracy.md", HEAD, json=json)
 
 
-def _laws(out: Path | None, *, json: bool) -> int:
-    tables = [laws_table(list(worths())), constants_table()]
-    if out is not None:
-        write_atomically(out / "laws.md", "# The laws of the simulator\n\n" + "\n".join(map(render.markdown, tables)))
-    _tell(tables, json=json)
+def _print(tables: Sequence[Table], path: Path | None, head: str, *, json: bool) -> int:
+    """Print the tables, after they are written to a document that begins with `head`, if there is a path for it."""
+    if path is not None:
+        write_atomically(path, head + "\n".join(map(render.markdown, tables)))
+    if json:
+        return print_json({"tables": [as_json(table) for table in tables]})
+    print_tables(tables)
+    if path is not None:
+        print(f"written: {path}")
     return 0
 
 
@@ -146,7 +137,8 @@ def errors_table(results: Sequence[Result], others: Mapping[str, Seconds]) -> Ta
     )
     notes = (
         "Errors are sizes of predicted / measured - 1, in percent: their mean, median and largest; of other predictors "
-        "the mean. All but Calculon have one factor, fitted to the rows that the simulator's constants are fitted to. "
+        "the mean. All but Calculon have one factor, fitted to the rows that the simulator's constants are fitted to; "
+        "by precision: one for each peak of theirs, as a utilization is a share of the peak, where rows have several. "
         "Data sheet: the simulator's laws with rated bandwidths and FLOP/s, and nothing that takes time beside them.",
         "Calculon's means are the published tool's on rows of the same kind; H5, H6: on all that are published.",
     )

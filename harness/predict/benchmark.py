@@ -1,5 +1,6 @@
 """A benchmark of predictors: published steps to predict, those that one may be fitted to, and scores of predictions."""
 
+import itertools
 import math
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from functools import cache
@@ -12,7 +13,7 @@ import pandas as pd
 
 from harness.analysis.render import Column, Table
 from harness.predict.csv_rows import OPTIONAL, REQUIRED, SECONDS, SYSTEM
-from harness.predict.fit import Measured
+from harness.predict.fit import Measured, flops, scaled
 from harness.predict.held_out import VTRAIN, Case, Result, on_data_sheet, parts_of
 from harness.predict.simulation import predicted_seconds, vocabulary_of
 from harness.predict.systems import load_system
@@ -34,12 +35,25 @@ Seconds = Callable[[Measured], float]
 def guesses(result: Result, others: Mapping[str, Seconds]) -> dict[str, np.ndarray]:
     """Return each predictor's seconds for the rows of a result, by the predictor's name.
 
-    All but the simulator have one factor that is fitted to the rows that its constants are fitted to.
+    All but the simulator have one factor that is fitted to the rows that its constants are fitted to. A constant
+    utilization is fitted to the rows themselves where nothing else is fitted. Where rows differ in the peak of their
+    precision, the simple predictors also have a factor for each peak.
     """
     sheet = on_data_sheet(load_system(result.case.system))
     rated = cache(lambda run: predicted_seconds(run, sheet))
-    found = {"constant MFU": result.whole.baseline, "data sheet": result.scaled(lambda row: rated(row.run))}
-    return found | {name: result.scaled(seconds) for name, seconds in others.items()}
+    peak = lambda row: sheet.peak(row.run.precision)
+    parts = [(part.fitted, part.rows) for part in result.parts]
+    simple = {
+        "constant MFU": (flops, [(fitted or rows, rows) for fitted, rows in parts]),
+        "data sheet": (lambda row: rated(row.run), parts),
+    }
+    whole = lambda seconds, parts: np.concatenate([scaled(seconds, *part) for part in parts])
+    found = {name: whole(*one) for name, one in simple.items()}
+    if len({peak(row) for part in parts for row in itertools.chain(*part)}) > 1:
+        of_peak = lambda rows, row: [one for one in rows if peak(one) == peak(row)] or rows
+        each = lambda parts: [(of_peak(fitted, row), [row]) for fitted, rows in parts for row in rows]
+        found |= {f"{name}, by precision": whole(seconds, each(of)) for name, (seconds, of) in simple.items()}
+    return found | {name: whole(seconds, parts) for name, seconds in others.items()}
 
 
 def read_predictions(path: Path) -> Seconds:

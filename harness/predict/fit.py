@@ -2,7 +2,7 @@
 
 import dataclasses
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import NamedTuple
 
 import numpy as np
@@ -11,7 +11,6 @@ from harness.predict.interval import reach
 from harness.predict.simulation import Done, predicted_seconds, vocabulary_of
 from impl.cost.flops import hardware_flops
 from impl.errors import InputError
-from impl.run import Run
 from impl.simulator.constants import Constant
 from impl.simulator.residuals import IGNORED, NOISE, Residuals, place
 from impl.simulator.system import Calibration, System
@@ -109,9 +108,20 @@ def seconds_of(rows: Sequence[Measured], system: System) -> np.ndarray:
 
 
 def constant_mfu(fitted: Sequence[Measured], asked: Sequence[Measured]) -> np.ndarray:
-    """Return seconds at the geometric mean utilization of the fitted rows: the baseline of every model of time."""
-    rate = np.mean([np.log(_flops(row.run) / row.seconds) for row in fitted])
-    return np.array([_flops(row.run) for row in asked]) / np.exp(rate)
+    """Return seconds at the geometric mean rate of the fitted rows: the baseline of every model of time."""
+    return scaled(flops, fitted, asked)
+
+
+def scaled(seconds: Callable[[Measured], float], fitted: Sequence[Measured], asked: Sequence[Measured]) -> np.ndarray:
+    """Return a predictor's seconds for the asked rows, times a factor fitted to the fitted rows, if there are any.
+
+    Args:
+        seconds: function of a row; NaN: the predictor cannot say.
+    """
+    logs = [math.log(row.seconds / seconds(row)) for row in fitted]
+    known = [log for log in logs if math.isfinite(log)] or [0.0]
+    factor = math.exp(sum(known) / len(known))
+    return np.array([factor * seconds(row) for row in asked])
 
 
 def percent_off(predicted: np.ndarray, measured: np.ndarray) -> np.ndarray:
@@ -196,7 +206,8 @@ def _reach(off: np.ndarray, row_sd: float) -> float:
     return float(np.sort(abs(off))[min(int(binom.ppf(CONFIDENCE, len(off), INSIDE)), len(off) - 1)])
 
 
-def _flops(run: Run) -> float:
+def flops(row: Measured) -> float:
     """Return FLOPs of one device, with recomputation."""
+    run = row.run
     total = hardware_flops("ptdp", run.model, run.train.global_batch, vocabulary_of(run), recompute=run.plan.recompute)
     return total / run.plan.world_size

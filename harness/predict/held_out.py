@@ -1,7 +1,6 @@
 """Published steps, predicted with constants that were fitted to others of them, or to nothing."""
 
 import itertools
-import math
 from collections.abc import Callable, Hashable, Sequence
 from dataclasses import replace
 from functools import lru_cache
@@ -12,7 +11,7 @@ import numpy as np
 from harness.experiment.published import FOLDER
 from harness.predict.csv_rows import CALIBRATE, Row, read_rows
 from harness.predict.doubt import COMPUTING, NETWORK
-from harness.predict.fit import Measured, constant_mfu, fit, linear, percent_off, seconds_of
+from harness.predict.fit import Measured, fit, linear, percent_off, seconds_of
 from harness.predict.interval import factors, octaves_beyond, uncalibrated
 from harness.predict.simulation import Done
 from harness.predict.systems import load_system
@@ -116,7 +115,7 @@ CASES = (
          by=lambda run: run.model.hidden_size),
     Case("InternEvo", "InternLM 7B on 8 to 1,024 A100s, fitted to 7 of 46 rows", "internevo", (Rows("internevo2023"),),
          Rows("internevo2023", CALIBRATE), (8, None, None)),
-    Case("NVIDIA", "NVIDIA's GPT-3 175B on H100s, fitted to their other models", "dgx_h100",
+    Case("NVIDIA", "NVIDIA's GPT-3 175B on H100s, fitted to their smaller ones", "dgx_h100",
          (NVIDIA._replace(hidden=(12288, 12288)),), NVIDIA._replace(hidden=(1, 12287))),
     Case("NVIDIA", "NVIDIA's steps on H100s, bf16 and fp8, each model fitted to the others", "dgx_h100", (NVIDIA,),
          goals=(7, None, None), by=lambda run: run.model),
@@ -152,8 +151,6 @@ class Part(NamedTuple):
     fitted: list[Measured]
     rows: list[Measured]
     predicted: np.ndarray
-    baseline: np.ndarray
-    """Seconds by a constant utilization fitted to the same rows; where nothing is fitted, to the predicted ones."""
     bounds: np.ndarray
     """90% interval of the seconds. Shape: [rows, 2]."""
     kinds: list[str]
@@ -187,20 +184,6 @@ class Result(NamedTuple):
         columns: list[Any] = list(map(join, zip(*self.parts, strict=True)))
         return Part(*columns)
 
-    def scaled(self, seconds: Callable[[Measured], float]) -> np.ndarray:
-        """Return another predictor's seconds for the rows, times a factor fitted to the fitted rows, if there are any.
-
-        Args:
-            seconds: function of a row; NaN: the predictor cannot say.
-        """
-        found = []
-        for part in self.parts:
-            logs = [math.log(row.seconds / seconds(row)) for row in part.fitted]
-            known = [log for log in logs if math.isfinite(log)]
-            factor = math.exp(sum(known) / len(known)) if known else 1.0
-            found += [factor * seconds(row) for row in part.rows]
-        return np.array(found)
-
 
 def result_of(case: Case) -> Result:
     """Fit the case's constants, and predict its rows."""
@@ -222,11 +205,10 @@ def parts_of(case: Case) -> list[tuple[list[Measured], list[Measured]]]:
 
 
 def _part(case: Case, fitted: list[Measured], asked: list[Measured]) -> Part:
-    known = fitted_system(case, fitted)
+    known = fitted_system(case.system, tuple(fitted), case.has_surface)
     predicted = seconds_of(asked, known)
     bounds = predicted[:, None] * np.array([factors(known.calibration, row.run) for row in asked])
-    baseline = constant_mfu(fitted or asked, asked)
-    return Part(fitted, asked, predicted, baseline, bounds, [_kind(row.run, known) for row in asked])
+    return Part(fitted, asked, predicted, bounds, [_kind(row.run, known) for row in asked])
 
 
 def _kind(run: Done, system: System) -> str:
@@ -251,13 +233,9 @@ def rows_of(file: str, system: str) -> list[Row]:
     return rows
 
 
-def fitted_system(case: Case, fitted: Sequence[Measured]) -> System:
-    """Return a case's system with constants fitted to these rows."""
-    return _fitted(case.system, tuple(fitted), case.has_surface)
-
-
 @lru_cache(maxsize=64)
-def _fitted(system: str, rows: tuple[Measured, ...], has_surface: bool) -> System:
+def fitted_system(system: str, rows: tuple[Measured, ...], has_surface: bool) -> System:
+    """Return the system of this name with constants fitted to the rows."""
     return fitted_to(rows, load_system(system), has_surface=has_surface)
 
 

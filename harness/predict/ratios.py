@@ -49,7 +49,7 @@ def ratios_table(results: Sequence[Result]) -> Table:
 def _pairs(case: Case, part: Part) -> list[tuple[float, float, bool]]:
     """Return for pairs of rows their mean error, that of the ratio, and whether its interval has the measured one."""
     chosen = np.unique(np.linspace(0, len(part.rows) - 1, MOST).round().astype(int))
-    system = fitted_system(case, part.fitted)
+    system = fitted_system(case.system, tuple(part.fitted), case.has_surface)
     causes = [shared_causes(part.rows[i].run, system) for i in chosen]
     names = sorted({name for one in causes for name in one})
     shared = np.array([[one.get(name, 0.0) for name in names] for one in causes])
