@@ -22,7 +22,7 @@ from tests.impl.on_ranks import on_ranks
 MODEL = ModelConfig(num_layers=2, hidden_size=16, num_heads=4, seq_len=8)
 PLANS = [
     Plan(dp=2, tp=2, sequence_parallel=True, zero_stage=3, zero_group=1), Plan(dp=2, pp=2, zero_stage=2),
-    Plan(dp=2, cp=2, zero_stage=3), Plan(dp=4, zero_stage=1, zero_group=2),
+    Plan(dp=2, cp=2, zero_stage=3), Plan(tp=4, tp3=(2, 2, 1)), Plan(dp=4, zero_stage=1, zero_group=2),
 ]  # fmt: skip
 
 
