@@ -110,13 +110,6 @@ def _print(tables: Sequence[Table], path: Path | None, head: str, *, json: bool)
     return 0
 
 
-def _tell(tables: Sequence[Table], *, json: bool) -> None:
-    if json:
-        print_json({"tables": [as_json(table) for table in tables]})
-    else:
-        print_tables(tables)
-
-
 def errors_table(results: Sequence[Result], others: Mapping[str, Seconds]) -> Table:
     """Tabulate sizes of errors of every set, next to the mean errors of other predictors."""
     rows, names = [], dict[str, None]()
