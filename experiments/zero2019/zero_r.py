@@ -137,8 +137,8 @@ def rates_as_published(records: Sequence[Record]) -> Evidence | None:
 
 EXPERIMENT = Experiment(
     source="ZeRO (Rajbhandari et al. 2019), sections 6.1 and 10.5, tables 3 and 7 to 9, figures 6 to 8",
-    expectation="memory falls from C1 to C5, P_a leaves 1/t of the activations; 40, 60, 50, 140 and 150B fit; "
-    "C4 is three times as fast as C1, by larger batches, and C5 slower than C4",
+    expectation="P_a and divided gradients each lower the memory, P_a leaves 1/t of the activations; 40, 60, 50, 140 "
+    "and 150B fit; C4 is three times as fast as C1, by larger batches, and C5 slower than C4",
     claims=(
         Claim(
             "a step takes as much memory as predicted, within 5%", "our own",
