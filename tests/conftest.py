@@ -6,9 +6,7 @@ import gc
 import os
 import signal
 from collections.abc import Iterator
-from functools import cache
 from pathlib import Path
-from types import SimpleNamespace
 from typing import TYPE_CHECKING, Any
 
 import pytest
@@ -92,20 +90,6 @@ def no_lines_of_progress() -> Iterator[None]:
     """What commands of the test process write on standard error does not depend on how long they take."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("harness.terminal.LINE_SECONDS", 3600)
-        yield
-
-
-@pytest.fixture(autouse=True, scope="session")
-def options_read_once() -> Iterator[None]:
-    """Commands of the test process read the comments of a class once.
-
-    Nor does tyro check its own caches, as it does in a process with pytest, by doing a tenth of its work twice.
-    """
-    from tyro import _docstrings, _unsafe_cache
-
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(_unsafe_cache, "sys", SimpleNamespace(modules={}))
-        patch.setattr(_docstrings._ClassTokenization, "make", cache(_docstrings._ClassTokenization.make))
         yield
 
 
