@@ -256,9 +256,11 @@ def _require_numbers(trials: int, measure: int, search: float, out: Path | None,
 
 def _room(system: System, wanted: str | None = None) -> float:
     """Return the bytes of a device that tensors may take."""
-    if wanted:
-        return parse_bytes(wanted)
     device = system.device
+    if wanted:
+        if (size := parse_bytes(wanted)) > (most := device.memory_bytes.value):
+            raise InputError(f"--device-memory {wanted}: a device of {system.name} has {shown(most)}; valid: no more")
+        return size
     return device.room if device.framework_bytes is not None else (1 - LEFT_FREE) * device.memory_bytes.value
 
 

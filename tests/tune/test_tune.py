@@ -212,6 +212,7 @@ def test_trials_begin_with_what_the_knobs_can_say_and_keep_to_what_is_fixed() ->
         ((*SMALL, "--fix", "colour=red"), "--fix 'colour=red': must be KNOB=VALUE"),
         ((*SMALL, "--fix", "tp=3"), "--fix 'tp=3' leaves no plan; valid: 1, 2, 4"),
         ((*SMALL, "--device-memory", "1GB"), "plans fits"),
+        ((*SMALL, "--device-memory", "120GiB"), "--device-memory 120GiB: a device of selene has 80 GiB"),
         ((*SMALL, "--measure", "2"), "--measure needs --out"),
         ((*SMALL, "--trials", "-1"), "must be 0 or more"),
         (
