@@ -105,7 +105,7 @@ def is_forgotten(attempt: Path, state: JobState | None) -> bool:
 
 
 def document_of_attempt(attempt: Path, state: JobState | None, run_id: str, *, is_mine: bool) -> Document | None:
-    """Return the record of an ended attempt; None if its harness, which is not this one, was killed.
+    """Return the record of an ended attempt; None if another harness (`is_mine`: this one) was killed with its ranks.
 
     Raises:
         UnreadableError: its files make no record, or leave its outcome open.
