@@ -52,8 +52,11 @@ def _rank(rank: int, ranks: int, folder: str, queue: Any, function: Callable[...
     store = f"file://{Path(folder) / 'rendezvous'}"
     try:
         dist.init_process_group("gloo", init_method=store, rank=rank, world_size=ranks, timeout=COLLECTIVE)
-        dist.barrier()  # nobody leaves before all have come
-        queue.put((rank, (None, function(*args))))
+        dist.barrier()  # no rank leaves before all have come
+        answer = function(*args)
+        if dist.is_initialized():
+            dist.barrier()  # nor while another still connects a group that both made
+        queue.put((rank, (None, answer)))
     except BaseException:
         queue.put((rank, (traceback.format_exc(), None)))
     if dist.is_initialized():
