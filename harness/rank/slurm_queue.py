@@ -1,5 +1,6 @@
 """Slurm jobs: their state by squeue and sacct, their logs, and their end by scancel."""
 
+import os
 import re
 import shutil
 import subprocess
@@ -16,6 +17,8 @@ NOT_THERE, NO_ANSWER = 127, "no answer"
 """Exit status of `ask` without the command; how its text begins where there is no answer in time."""
 BEHIND_SECONDS = 600.0
 """Longest delay of Slurm's accounting behind its queue; seconds are usual."""
+DEFAULTS = re.compile("(SQUEUE|SACCT|SINFO|SCANCEL)_")
+"""Variables with a user's options for Slurm's commands, such as SQUEUE_PARTITION, which hides jobs elsewhere."""
 LOG_LINES = 20
 LOG_LINE = re.compile(r"(slurmstepd|slurmd|srun)[\w.-]*: ", re.ASCII)
 """Beginning of a line by Slurm; some add the node's name."""
@@ -114,8 +117,9 @@ def ask(*command: str) -> tuple[int, str]:
 
     The status is NOT_THERE where this machine has no such command.
     """
+    own = {name: value for name, value in os.environ.items() if not DEFAULTS.match(name)}
     try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=ASK_SECONDS)
+        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=ASK_SECONDS, env=own)
     except FileNotFoundError:
         return NOT_THERE, f"no {command[0]} on this machine"
     except (OSError, subprocess.SubprocessError):
@@ -126,12 +130,8 @@ def ask(*command: str) -> tuple[int, str]:
 
 def _ask(command: list[str], no_answer: Sequence[str] = ()) -> str | None:
     """Return a command's output; one of `no_answer` if that is its message; None if it fails or takes too long."""
-    try:
-        done = subprocess.run(command, capture_output=True, text=True, errors="replace", timeout=ASK_SECONDS)
-    except (OSError, subprocess.SubprocessError):
-        return None
-    output = None if done.returncode else done.stdout
-    return next((text for text in no_answer if text in done.stdout + done.stderr), output)
+    status, answer = ask(*command)
+    return next((text for text in no_answer if text in answer), None if status else answer)
 
 
 def cancel(numbers: Sequence[str]) -> None:

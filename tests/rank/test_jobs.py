@@ -177,6 +177,13 @@ def test_commands_that_fail_hang_or_are_not_there_have_no_answer(monkeypatch: py
     assert slurm_queue._ask(["sleep", "60"]) is None
 
 
+def test_options_of_the_users_own_hide_no_job(monkeypatch: pytest.MonkeyPatch):
+    for name in ("SQUEUE_PARTITION", "SACCT_FORMAT", "SINFO_PARTITION", "SCANCEL_STATE", "SLURM_CONF"):
+        monkeypatch.setenv(name, "debug")
+    given = slurm_queue.ask("env")[1].splitlines()
+    assert [line for line in given if line.endswith("=debug")] == ["SLURM_CONF=debug"]
+
+
 # This machine's processes -------------------------------------------------------------------------------------------
 
 
