@@ -180,7 +180,7 @@ def read_alive(attempt: Path, rank: int) -> Alive | None:
 
 
 @lru_cache(maxsize=64)
-def _ahead(folder: Path, _period: int) -> float:
+def _ahead(folder: Path, _period: int, _set: float) -> float:
     """Return by how many seconds the clock of a folder's file system is ahead of this machine's; 0 if it is unknown."""
     with suppress(OSError), tempfile.NamedTemporaryFile(prefix=".clock-", dir=folder) as stamp:
         os.utime(stamp.fileno())
@@ -194,7 +194,9 @@ def age(path: Path) -> float:
     Raises:
         OSError: there is no such file.
     """
-    return time.time() + _ahead(path.parent.parent, int(time.monotonic() // CLOCK_SECONDS)) - path.stat().st_mtime
+    # a clock that is set, as by NTP, is compared again
+    period, offset = int(time.monotonic() // CLOCK_SECONDS), round(time.time() - time.monotonic(), -1)
+    return time.time() + _ahead(path.parent.parent, period, offset) - path.stat().st_mtime
 
 
 def is_alive(attempt: Path, seconds: float) -> bool:

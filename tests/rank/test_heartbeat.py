@@ -3,13 +3,24 @@
 import mmap
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
 import torch
 import torch.distributed as dist
 
-from harness.rank.heartbeat import SIZE, Alive, Heartbeat, Pulse, SharedMemory, places, read_alive, write_alive
+from harness.rank.heartbeat import (
+    SIZE,
+    Alive,
+    Heartbeat,
+    Pulse,
+    SharedMemory,
+    is_alive,
+    places,
+    read_alive,
+    write_alive,
+)
 from impl.collectives import all_reduce_sum, broadcast, observed
 from tests.ranks import run_ranks
 
@@ -111,6 +122,16 @@ def test_the_last_sign_of_life_is_read_back(tmp_path: Path) -> None:
 def test_a_file_that_holds_no_sign_of_life_harms_nobody(tmp_path: Path, text: str) -> None:
     (tmp_path / "rank-0.alive.json").write_text(text)
     assert read_alive(tmp_path, 0) in (None, Alive())
+
+
+def test_a_clock_that_is_set_makes_no_rank_old(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    attempt = tmp_path / "id-1"
+    attempt.mkdir()
+    write_alive(attempt, 0, Alive())
+    assert is_alive(attempt, 60)
+    now = time.time
+    monkeypatch.setattr(time, "time", lambda: now() + 3600)  # of this host; the file system has a server's clock
+    assert is_alive(attempt, 60)
 
 
 def test_no_disk_no_harm(tmp_path: Path) -> None:
