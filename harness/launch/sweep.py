@@ -129,7 +129,7 @@ class Sweep:
         return bool(changed) or len(self.ready) != ready
 
     def _todo(self, entry: Entry, attempts: Sequence[Path], states: Mapping[Path, JobState]) -> Todo:
-        entry.record = self.store.read(entry.id)
+        entry.record = self.store.replaceable(entry.id)
         if entry.before == "":
             entry.before = entry.record.attempt if entry.record is not None else None
         found = {attempt_state(attempt, states) for attempt in attempts}

@@ -191,6 +191,16 @@ class Store:
             self.ignored[path] = why
         return None
 
+    def replaceable(self, run_id: str) -> "Record | None":
+        """Return what `read` returns, of a run whose record is about to be written.
+
+        Raises:
+            InputError: a record of a later version would be lost.
+        """
+        if (record := self.read(run_id)) is None:
+            self._require_no_newer(run_id)
+        return record
+
     def has_finished(self, run_id: str) -> bool:
         """Return True if the run has a record with a status of FINISHED."""
         record = self.read(run_id)
@@ -241,11 +251,32 @@ class Store:
         return found
 
     def write(self, document: Document, put: Callable[[Path, str], Any] = write_atomically) -> Path:
-        """Write a record, `cleaned`, in place of an earlier one of the same run; `put` writes the file."""
+        """Write a record, `cleaned`, in place of an earlier one of the same run; `put` writes the file.
+
+        Raises:
+            InputError: the one in its place was written by a later version.
+        """
         from harness.records.privacy import cleaned
 
+        self._require_no_newer(document["id"])
         put(path := self.path(document["id"]), with_digest(_one_line_per_item(cleaned(document)) + "\n"))
         return path
+
+    def _require_no_newer(self, run_id: str) -> None:
+        """Check that there is no record of a later version of this program in a run's place.
+
+        Raises:
+            InputError: there is, whole: a record of this version would be written over it.
+        """
+        try:
+            schema = read_checked(path := self.path(run_id)).get("schema")
+        except ValueError:
+            return
+        if isinstance(schema, int) and schema > SCHEMA:
+            raise InputError(
+                f"{path} was written by a later version (schema {schema}, this one reads up to {SCHEMA}) and would be "
+                "lost: use that version, or another --out"
+            )
 
     def _why_foreign(self, head: "Head", run_id: str) -> str | None:
         """Return why a record does not belong to the run or this store, in a few words; None if it does."""

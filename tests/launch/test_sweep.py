@@ -25,7 +25,7 @@ from harness.rank.failure import AGAIN, RETRIED, STATUSES
 from harness.rank.heartbeat import Alive, write_alive
 from harness.rank.job import ABSENT, BEHIND, JOB, SILENT, JobState, keep
 from harness.records.attempts import Attempts
-from harness.records.store import FINISHED, Store
+from harness.records.store import FINISHED, SCHEMA, Store, with_digest
 from impl.data.config import DataConfig
 from impl.data.synthetic import SyntheticConfig
 from impl.errors import InputError
@@ -250,6 +250,19 @@ def test_a_record_that_was_written_before_its_harness_was_killed_is_tidied_up(to
     assert (site.submitted, told.skips) == ([], [run.id])
     assert store.path(run.id).read_bytes() == before
     assert folders(store) == []
+
+
+def test_a_record_of_a_later_version_is_neither_run_nor_written_over(tokens: Path, store: Store):
+    run, other = small(tokens), small(tokens, seed=1)
+    made_up(store, [run])
+    later = with_digest(json.dumps(store.document(run.id) | {"schema": SCHEMA + 1}, indent=1) + "\n")
+    store.path(run.id).write_text(later)
+    site, refused = FakeSite(), rf"{run.id}.json was written by a later version \(schema {SCHEMA + 1}, .* --out"
+    with pytest.raises(InputError, match=refused):
+        sweep(store, [other, run], site=site)
+    with pytest.raises(InputError, match="later version"):
+        store.write({"id": run.id})
+    assert (site.submitted, store.path(run.id).read_text()) == ([], later)
 
 
 @pytest.mark.parametrize("name", ["spec.json", "rank-0.json", "rank-0.steps.jsonl"])
