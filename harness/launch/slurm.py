@@ -44,6 +44,10 @@ BUSY = (
 TRIES, PAUSE_SECONDS = 12, 10.0
 OF_CLUSTER = {"SLURM_CONF", "SLURM_CLUSTERS"}
 """Slurm's variables that are about no job."""
+SET_BY_ALL = ("array_inx", "job_name", "no_requeue", "open_mode", "requeue", "signal", "timelimit")
+"""Options that each script sets, as the variables are named by which a user's shell would override it."""
+SET_BY_SITE = ("account", "constraint", "partition", "qos", "reservation")
+"""Options that a script sets if its site does; a user's shell may otherwise."""
 
 
 class Submitted(NamedTuple):
@@ -175,7 +179,8 @@ class Site:
         """Submit the attempts, and return their jobs."""
         limit = self.job_minutes(seconds)
         executor = self._executor(folder, ranks, threads, limit, at_once)
-        with contextlib.redirect_stderr(io.StringIO()), _outside_of_jobs():  # submitit prints what it then raises
+        # submitit prints what it then raises
+        with contextlib.redirect_stderr(io.StringIO()), _clean_shell(self.cluster):
             jobs = executor.map_array(supervise, [str(attempt) for attempt in attempts])
         return [Submitted(job.job_id, limit) for job in jobs]
 
@@ -253,13 +258,17 @@ def _accepted(submit: Callable[[], list[Submitted]], *, is_last: bool) -> list[S
 
 
 @contextlib.contextmanager
-def _outside_of_jobs() -> Iterator[None]:
-    """Hide the variables of a surrounding job, whose shape a new job would inherit."""
+def _clean_shell(site: Cluster) -> Iterator[None]:
+    """Hide variables of a surrounding job, whose shape a new one would inherit, and those that override a script."""
     kept = dict(os.environ)
+    options = (*SET_BY_ALL, *(name for name in SET_BY_SITE if getattr(site, name)))
+    hidden = {f"SBATCH_{name.upper()}" for name in options}
+    if site.memory_per_rank:
+        hidden |= {"SBATCH_MEM_PER_NODE", "SBATCH_MEM_PER_CPU", "SBATCH_MEM_PER_GPU"}
     if "SLURM_JOB_ID" in kept:
-        for name in kept.keys() - OF_CLUSTER:
-            if name.startswith(("SLURM_", "SRUN_")):
-                del os.environ[name]
+        hidden |= {name for name in kept.keys() - OF_CLUSTER if name.startswith(("SLURM_", "SRUN_"))}
+    for name in hidden & kept.keys():
+        del os.environ[name]
     try:
         yield
     finally:

@@ -314,6 +314,17 @@ def test_a_job_that_submits_hands_nothing_of_its_own_on(
     assert os.environ["SLURM_MEM_PER_CPU"] == "7"
 
 
+def test_what_a_site_says_is_not_overridden_by_variables_of_the_shell(
+    slurm: Callable[[str], Path], tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    """Slurm prefers SBATCH_PARTITION to a script's own line, and SBATCH_TIMELIMIT likewise."""
+    folder = slurm(f"env | grep ^SBATCH_ | sort > variables; {ACCEPT}")
+    for name in ("ACCOUNT", "ARRAY_INX", "MEM_PER_CPU", "PARTITION", "TIMELIMIT"):
+        monkeypatch.setenv(f"SBATCH_{name}", "7")
+    Site("slurm", cluster=Cluster(partition="main", memory_per_rank="1G")).submit(attempts(tmp_path, 1), 1, 60.0)
+    assert (folder / "variables").read_text() == "SBATCH_ACCOUNT=7\n", "where the site names none"
+
+
 @pytest.mark.parametrize("name", ["100%", "a\n#SBATCH --uid=0"])
 def test_a_folder_that_slurm_would_read_otherwise_is_refused(name: str, slurm: Callable[[str], Path], tmp_path: Path):
     slurm(ACCEPT)
