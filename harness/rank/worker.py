@@ -27,7 +27,7 @@ from harness.rank.profile import profiled
 from harness.rank.rendezvous import RendezvousError, join
 from harness.rank.results import HASHES, MEMORY, Result, StepLog, note_evaluations
 from harness.rank.roofline import gemm_rate, roofline
-from harness.records.environment import device_environment, numerics
+from harness.records.environment import CODE, device_environment, git_state, numerics
 from harness.records.store import RESUMED, Document, write_atomically
 from impl.collectives import observed
 from impl.cost.parameters import count_parameters
@@ -78,6 +78,8 @@ class Worker:
         self.attempt, self.rank, self.local_rank = attempt, rank, local_rank
         self.orders = TrainingOrders.read(attempt)
         self.run = self.orders.run
+        git = git_state(CODE) if rank == 0 else None  # what is imported may have changed since the orders were given
+        self.code = {"git": git} if git else {}
         trust_code_of(self.run)  # the command that started this rank checked it
         torch.set_num_threads(self.run.threads)
         self.device, self.store = join(self.orders, rank, local_rank, world_size, rendezvous)
@@ -143,7 +145,7 @@ class Worker:
             rank={"rank": self.rank, **measured},
             certificate=[line[HASHES] for line in self.measured.steps if HASHES in line],
             engine={"name": self.run.engine, **trainer.settings(), **kernel},
-            device=device_environment(self.device),
+            device=device_environment(self.device) | self.code,
             resolved={
                 "vocab_size": trainer.vocab_size,
                 "parameters": count_parameters(self.run.model, trainer.vocab_size),

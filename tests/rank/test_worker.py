@@ -1,5 +1,6 @@
 """What a rank writes into its record."""
 
+import json
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -74,6 +75,22 @@ def test_a_run_ends_whose_gradients_overflow_at_any_loss_scale(tmp_path: Path) -
     trainer.step = lambda *_: (trainer.loss_scale.update(overflowed=True), skipped)[1]
     ended = ("nan", "fp16 gradients overflow at any loss scale down to 1, at step 1")
     assert training(tmp_path, 9)._train(trainer, None, None) == ended
+
+
+def test_a_record_has_the_code_that_ranks_imported_and_not_that_of_the_orders(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    """A job may wait for days; where the ranks' code has no commit, the one of the orders stays."""
+    made_up().write(tmp_path)
+    mesh = SimpleNamespace(get_group=lambda axis: SimpleNamespace(group_name=axis, size=lambda: 1))
+    monkeypatch.setattr(worker, "join", lambda *_: (torch.device("cpu"), None))
+    monkeypatch.setattr(worker, "build_mesh", lambda *_: mesh)
+    monkeypatch.setattr(worker, "Stopwatch", lambda *_: None)
+    trainer: Any = SimpleNamespace(settings=dict, vocab_size=8)
+    for here in ({"commit": "later", "dirty": False, "diff_sha256": None}, None):
+        monkeypatch.setattr(worker, "git_state", lambda _, here=here: here)
+        worker.Worker(tmp_path, 0, 0, 1, "")._write(trainer, {}, "ok", None)
+        assert json.loads((tmp_path / "rank-0.json").read_text())["device"].get("git") == here
 
 
 @pytest.mark.parametrize(
