@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from rich.console import Console
 
 from harness.analysis import render
+from harness.experiment.published import FOLDER
 from harness.predict.fit import Measured, constant_mfu, error_sizes, fit, percent_off
 from harness.predict.interval import interval
 from harness.predict.simulation import Simulated, predicted, simulated, vocabulary_of
@@ -75,7 +76,7 @@ class Row(NamedTuple):
 
     @property
     def split(self) -> str:
-        return str(self.cells.get(SPLIT, ""))
+        return _split_of(self.cells)
 
     @property
     def measured(self) -> Measured | None:
@@ -113,7 +114,7 @@ def predict_rows(path: Path, system: System | None, json: bool) -> int:
         " ".join(filter(None, [part.system.name * (len(parts) > 1), split])): found
         for part in parts
         for split in dict.fromkeys(row.split for row in part.rows)
-        if (found := errors_of(part.rows, part.answers, split, part.fitted))
+        if (found := errors_of(part, split))
     }
     assumed = {name: None for row in rows for name in row.left_out}
     left_out = {name: list(dict.fromkeys(r.left_out[name] for r in rows if name in r.left_out)) for name in assumed}
@@ -137,9 +138,10 @@ def predict_rows(path: Path, system: System | None, json: bool) -> int:
             off = f"{known.mape:.1f} % off at rows left out, at most {known.worst:.1f} %"
             print(f"{name} ({known.stack}), fitted on {len(known.rows)} rows: {off}", file=sys.stderr)
     for split, found in errors.items():
-        percent = ", ".join(f"{name} {value:.1f}" for name, value in found.items() if name != "rows")
-        how = ", which constants were fitted to" if split.endswith(CALIBRATE) else ""
-        print(f"{split or 'measured'}: {found['rows']:.0f} rows{how}; in percent: {percent}", file=sys.stderr)
+        rows, seen, *_ = map(int, found.values())
+        percent = ", ".join(f"{name} {value:.1f}" for name, value in [*found.items()][2:])
+        how = f",{f' {seen} of' * (seen < rows)} which constants were fitted to" if seen else ""
+        print(f"{split or 'measured'}: {rows} rows{how}; in percent: {percent}", file=sys.stderr)
     return 0
 
 
@@ -204,6 +206,28 @@ def read_rows(path: Path, system: System | None) -> list[Row]:
     return rows
 
 
+def fitted_row(run: Run, system: System) -> str | None:
+    """Return the name of the published row of this run that the system was fitted to; None if there is none."""
+    if system.calibration is None or not (table := system.calibration.table):
+        return None
+    if table not in _FITTED:
+        rows = [row for row in read_rows(FOLDER / "steps" / f"{table}.csv", system) if row.split == CALIBRATE]
+        _FITTED[table] = {_key(one.run): one.name for one in (row.measured for row in rows) if one}
+    return _FITTED[table].get(_key(run))
+
+
+_FITTED: dict[str, dict[tuple[Any, ...], str]] = {}
+"""Published runs that constants were fitted to, with their names, by the table that has them."""
+
+
+def _key(run: Run) -> tuple[Any, ...]:
+    """Return the fields by which a point of a table is the same run as a fitted row."""
+    model, plan, train = run.model, run.plan, run.train
+    shape = model.num_layers, model.hidden_size, model.num_heads, model.seq_len
+    split = plan.dp, plan.cp, plan.tp, plan.pp, plan.zero_stage, plan.recompute
+    return (*shape, *split, train.global_batch, train.microbatch)
+
+
 def _row(cells: dict[str, str], system: System | None) -> Row:
     """Return the run that a line of the table describes.
 
@@ -211,7 +235,7 @@ def _row(cells: dict[str, str], system: System | None) -> Row:
         InputError: a cell is not what its column has, or the run is not simulated.
     """
     values = {name: _value(name, cell) for name, cell in cells.items()}
-    if cells.get(SPLIT) == CALIBRATE and not cells.get(SECONDS):
+    if _split_of(cells) == CALIBRATE and not cells.get(SECONDS):
         raise InputError(f"{SECONDS} is empty; rows of {SPLIT} {CALIBRATE} need the seconds measured")
     if system is None:
         raise InputError("the row has no system; valid: --system, or a name in column system")
@@ -232,6 +256,12 @@ def _row(cells: dict[str, str], system: System | None) -> Row:
     if "vocab" in left_out:
         left_out["vocab"] = vocabulary_of(asked.done)
     return Row(values, asked, system, None, left_out)
+
+
+def _split_of(cells: Mapping[str, Any]) -> str:
+    """Return the split of a line; its case matters only in other names than `calibrate`."""
+    split = str(cells.get(SPLIT, ""))
+    return CALIBRATE if split.lower() == CALIBRATE else split
 
 
 def _value(name: str, cell: str) -> Any:
@@ -294,19 +324,20 @@ def answer(row: Row, system: System | None) -> dict[str, Any]:
     return {**row.cells, **dict(zip(names, values, strict=True)), "problem": None}
 
 
-def errors_of(
-    rows: Sequence[Row], answers: Sequence[dict[str, Any]], split: str, fitted: Sequence[Measured]
-) -> dict[str, float]:
-    """Return errors in percent of the measured rows of a split; empty without any."""
-    known = [(row.measured, one) for row, one in zip(rows, answers, strict=True) if row.split == split and row.measured]
+def errors_of(part: _Part, split: str) -> dict[str, float]:
+    """Return errors in percent of the measured rows of a split, and how many were fitted to; empty without any."""
+    pairs = zip(part.rows, part.answers, strict=True)
+    known = [(row.measured, one) for row, one in pairs if row.split == split and row.measured]
     if not known:
         return {}
     measured = np.array([row.seconds for row, _ in known], dtype=float)
     sizes = error_sizes(percent_off(np.array([one["predicted_s"] for _, one in known]), measured))
     inside = [one["low_s"] <= row.seconds <= one["high_s"] for row, one in known]
-    errors = {"rows": float(len(known)), **dict(zip(("mape", "median", "max"), sizes, strict=True))}
+    seen = [split == CALIBRATE or fitted_row(row.run, part.system) is not None for row, _ in known]
+    errors = {"rows": float(len(known)), "fitted_to": float(sum(seen))}
+    errors |= dict(zip(("mape", "median", "max"), sizes, strict=True))
     errors["inside_interval"] = 100 * float(np.mean(inside))
-    if fitted:
-        base = constant_mfu(fitted, [row for row, _ in known])
+    if part.fitted:
+        base = constant_mfu(part.fitted, [row for row, _ in known])
         errors["constant_mfu_mape"] = error_sizes(percent_off(base, measured))[0]
     return errors

@@ -5,12 +5,10 @@ import math
 from collections.abc import Mapping
 from typing import Any
 
-from harness.experiment.published import FOLDER
-from harness.predict.csv_rows import CALIBRATE, read_rows
+from harness.predict.csv_rows import fitted_row
 from harness.predict.interval import OCTAVE, log_bounds, octaves_beyond
 from harness.predict.simulation import Done, predicted, predicted_seconds
 from harness.records.statistics import NINE_TENTHS
-from impl.run import Run
 from impl.simulator.constants import Constant
 from impl.simulator.step import WAITS
 from impl.simulator.system import System
@@ -107,25 +105,3 @@ def _faster(table: Any, seconds: tuple[int, ...]) -> Any:
     """Return a table of measured kernels whose seconds, at these places of a row, are divided by FREE."""
     rows = [tuple(one / FREE if i in seconds else one for i, one in enumerate(row)) for row in table.rows]
     return dataclasses.replace(table, rows=rows)
-
-
-def fitted_row(run: Run, system: System) -> str | None:
-    """Return the name of the published row of this run that the system was fitted to; None if there is none."""
-    if system.calibration is None or not (table := system.calibration.table):
-        return None
-    if table not in _FITTED:
-        rows = [row for row in read_rows(FOLDER / "steps" / f"{table}.csv", system) if row.split == CALIBRATE]
-        _FITTED[table] = {_key(one.run): one.name for one in (row.measured for row in rows) if one}
-    return _FITTED[table].get(_key(run))
-
-
-_FITTED: dict[str, dict[tuple[Any, ...], str]] = {}
-"""Published runs that constants were fitted to, with their names, by the table that has them."""
-
-
-def _key(run: Run) -> tuple[Any, ...]:
-    """Return the fields by which a point of a table is the same run as a fitted row."""
-    model, plan, train = run.model, run.plan, run.train
-    shape = model.num_layers, model.hidden_size, model.num_heads, model.seq_len
-    split = plan.dp, plan.cp, plan.tp, plan.pp, plan.zero_stage, plan.recompute
-    return (*shape, *split, train.global_batch, train.microbatch)

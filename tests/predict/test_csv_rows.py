@@ -7,6 +7,7 @@ from pathlib import Path
 import pytest
 
 from harness.predict.csv_rows import COUNTS, OPTIONAL, read_rows
+from harness.predict.held_out import STEPS
 from harness.predict.systems import FOLDER, load_system
 from tests.harness.calls import call, document, refused
 
@@ -220,3 +221,23 @@ def test_empty_cells_and_numbers_of_any_form_are_valid(table: Path, columns: str
     other.write_text(text.replace(",1024,", ",1024.0,") + "\n", encoding=encoding)
     system = load_system("a100_cluster")
     assert [row.asked for row in read_rows(other, system)] == [row.asked for row in read_rows(table, system)]
+
+
+def test_the_case_of_calibrate_does_not_matter(table: Path):
+    table.write_text(table.read_text().replace("calibrate,", "Calibrate,"))
+    found = document(call(*predict(table, "--json")).output)
+    assert [row["split"] for row in found["rows"]][:3] == ["Calibrate"] * 3
+    assert found["errors"]["calibrate"]["fitted_to"] == len(found["calibration"]["rows"]) == 3
+    assert found["errors"]["check"]["fitted_to"] == 0
+
+
+def test_rows_that_a_packaged_systems_constants_were_fitted_to_are_not_scored_as_unseen(tmp_path: Path):
+    head, *lines = (STEPS / "ptdp2021_table1.csv").read_text().replace(",calibrate,", ",,").splitlines()
+    path = tmp_path / "rows.csv"
+    path.write_text("\n".join([head, *lines]) + "\n")
+    answer = call("predict", "--rows", path, "--system", "selene")
+    assert "measured: 3 rows, which constants were fitted to; in percent: " in answer.errors
+    assert "check: 7 rows; in percent: " in answer.errors
+    path.write_text("\n".join([head, *(line.replace(",check,", ",,") for line in lines)]) + "\n")
+    answer = call("predict", "--rows", path, "--system", "selene")
+    assert "measured: 10 rows, 3 of which constants were fitted to; in percent: " in answer.errors
