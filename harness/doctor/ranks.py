@@ -14,6 +14,7 @@ from impl.plan import AXES, Plan
 SLOW_BYTES_PER_SECOND = 1e8
 """Least rate between hosts that is not slow: below it is what 1 Gbit Ethernet carries."""
 NETWORK = "a firewall, or the wrong network? `interface` in the site file names the one that ranks use"
+SHARED_GPU = "several ranks of a host have one GPU: a GPU for each rank, from the scheduler or CUDA_VISIBLE_DEVICES"
 
 
 def of_ranks(
@@ -92,18 +93,19 @@ def _crowded(found: Sequence[HostReport]) -> str:
 
 def _meeting(plan: Plan, found: Sequence[HostReport], why: str) -> Iterator[Check]:
     """Yield checks that the ranks have met, and that an all-reduce over every axis has ended; none after a failure."""
+    mend = SHARED_GPU if "Duplicate GPU" in why else NETWORK  # NCCL's words
     if late := [report.rank for report in found if report.met_seconds is None]:
-        yield Check("meeting", "failed", f"rank {_listed(late)} met no other rank: {why}", NETWORK)
+        yield Check("meeting", "failed", f"rank {_listed(late)} met no other rank: {why}", mend)
         return
     yield check("meeting", f"all ranks after {max(report.met_seconds or 0.0 for report in found):.1f} s")
     for axis in (axis for axis in AXES if getattr(plan, axis) > 1):
         if lost := [report.rank for report in found if axis not in report.axes]:
-            yield Check(f"all-reduce {axis}", "failed", f"rank {_listed(lost)} did not return from it: {why}", NETWORK)
+            yield Check(f"all-reduce {axis}", "failed", f"rank {_listed(lost)} did not return from it: {why}", mend)
             return
         seconds = max(report.axes[axis] for report in found)
         yield check(f"all-reduce {axis}", f"groups of {getattr(plan, axis)}, {seconds * 1e3:.1f} ms")
     if stuck := [f"rank {report.rank} {report.at}" for report in found if report.at]:
-        yield Check("end", "failed", f"{', '.join(stuck)}: {why}", NETWORK)
+        yield Check("end", "failed", f"{', '.join(stuck)}: {why}", mend)
 
 
 def _clocks(ahead: Sequence[tuple[float, str]]) -> Check:

@@ -2,6 +2,7 @@
 
 import json
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -192,6 +193,7 @@ def judged(
 
 FOUR = [rank(number) for number in range(4)]
 FAILURE = Failure(3, "error", "rank 3, all-reduce over tp: RuntimeError: Timed out", 1.0, ("end",))
+DUPLICATE = replace(FAILURE, reason="Duplicate GPU detected : rank 3 and rank 2 both on CUDA device 0")
 
 
 def test_ranks_that_have_found_nothing_wrong() -> None:
@@ -221,6 +223,7 @@ STUCK = [rank(number, axes={"dp": 1e-3}, at="all-reduce over tp") for number in 
         ([*FOUR[:3], rank(3, met_seconds=None)], (FAILURE,), "meeting", "failed", "`interface` in the site file"),
         ([*FOUR[:2], *STUCK], (FAILURE,), "all-reduce dp", "ok", "groups of 2"),
         ([*FOUR[:2], *STUCK], (FAILURE,), "all-reduce tp", "failed", "rank 2, 3 did not return from it"),
+        ([*FOUR[:2], *STUCK], (DUPLICATE,), "all-reduce tp", "failed", "a GPU for each rank"),
         ([*FOUR[:3], rank(3, at="timing transfers")], (FAILURE,), "end", "failed", "rank 3 timing transfers"),
         ([*FOUR[:3], rank(3, torch="2.12.0")], (), "torch", "warning", "2.13.0 (3), 2.12.0 (1)"),
         ([rank(n, device="none") for n in range(4)], (), "device of ranks", "failed", "none (4)"),
