@@ -65,3 +65,10 @@ CONSTANTS: dict[str, Constant] = {
     "step_seconds": Constant(1e-2),
 }
 """By name. A system's file changes what its software needs."""
+_DIVISORS = ("nic_shared", "host_link", "host_memory", *(name for name in CONSTANTS if name.endswith("efficiency")))
+LIMITS = {
+    **dict.fromkeys(CONSTANTS, (0.0, 1e18)),
+    **dict.fromkeys(_DIVISORS, (1e-9, 1e18)),
+    **{"host_exponent": (1.0, 1e18), "overlap": (0.0, 1.0), "send_blocks": (0.0, 1.0)},
+}
+"""Least and largest value of each constant in a system's file."""

@@ -24,7 +24,7 @@ from impl.cost.traffic import Op
 from impl.errors import InputError
 from impl.fields import CHECKED, AtLeastTwo
 from impl.run import Precision, Run, with_fields
-from impl.simulator.constants import CONSTANTS, Constant
+from impl.simulator.constants import CONSTANTS, LIMITS, Constant
 from impl.simulator.habits import Habits
 from impl.simulator.residuals import Residuals
 from impl.simulator.room import Fit, Taken, fit, taken_of
@@ -259,6 +259,10 @@ class System:
     def _known(cls, constants: dict[str, Constant]) -> dict[str, Constant]:
         if unknown := constants.keys() - CONSTANTS.keys():
             raise ValueError(f"{', '.join(sorted(unknown))} is no constant; valid: {', '.join(CONSTANTS)}")
+        for name, one in constants.items():
+            least, most = LIMITS[name]
+            if not least <= one.value <= most:
+                raise ValueError(f"{name} {one.value:g}; valid: {least:g} to {most:g}")
         return constants
 
     @classmethod
