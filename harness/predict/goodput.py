@@ -7,6 +7,10 @@ from typing import NamedTuple
 from impl.errors import InputError
 
 HOUR = 3600.0
+LEAST, MOST = 1e-15, 1e15
+"""Bounds of hours and seconds: the arithmetic holds between them."""
+NEAR = 1e-4
+"""Argument below which Lambert's W is its series: in its own argument digits are lost there."""
 
 
 @dataclass(frozen=True)
@@ -24,12 +28,12 @@ class Failures:
         """Refuse what is no time.
 
         Raises:
-            InputError: a number is negative, infinite or not one, or the first two are 0.
+            InputError: a number is not between LEAST, of the last one 0, and MOST.
         """
         for name, value in asdict(self).items():
-            is_restart = name == "restart_seconds"
-            if not math.isfinite(value) or value < 0 or (value == 0 and not is_restart):
-                raise InputError(f"--{name.replace('_', '-')} {value}; valid: a positive number{' or 0' * is_restart}")
+            least = 0.0 if name == "restart_seconds" else LEAST
+            if not least <= value <= MOST:
+                raise InputError(f"--{name.replace('_', '-')} {value}; valid: {least:g} to {MOST:g}")
 
 
 class Goodput(NamedTuple):
@@ -57,7 +61,8 @@ def goodput(devices: int, failures: Failures) -> Goodput:
     assert failures.mtbf is not None
     between = failures.mtbf * HOUR / devices
     saving = failures.checkpoint_seconds / between
-    trained = 1 + float(lambertw(-math.exp(-1 - saving)).real)  # of the time between failures
+    root = math.sqrt(-2 * math.expm1(-saving))  # below, shares of the time between failures
+    trained = root - root**2 / 3 if root < NEAR else 1 + float(lambertw(-math.exp(-1 - saving)).real)
     exponents = failures.restart_seconds / between, trained + saving
     share = trained * math.exp(-exponents[0]) / math.expm1(exponents[1]) if max(exponents) < 700 else 0.0
     return Goodput(between, trained * between, share)

@@ -25,6 +25,14 @@ def test_no_other_interval_trains_more(hours: float, saving: float, restart: flo
     assert trained(found.interval * factor, hours, saving, restart) <= found.share * (1 + 1e-6)
 
 
+@given(st.floats(1e6, 1e15), st.floats(1e-15, 1e3))
+def test_the_best_interval_is_youngs_where_failures_are_rare(hours: float, saving: float):
+    """Young 1974: sqrt(2 d M)."""
+    found = goodput(1, Failures(hours, saving, 0.0))
+    assert found.interval == pytest.approx(math.sqrt(2 * saving * hours * HOUR), rel=1e-3)
+    assert 0.999 < found.share <= 1
+
+
 def trained(interval: float, hours: float, saving: float, restart: float) -> float:
     """Return the share of time that trains, of as many failures as there are numbers, with this interval."""
     between = hours * HOUR
@@ -65,10 +73,10 @@ def test_the_verb_says_how_much_of_the_time_trains():
 @pytest.mark.parametrize(
     ("options", "problem"),
     [
-        (["--mtbf", "0"], "--mtbf 0.0; valid: a positive number"),
-        (["--mtbf", "nan"], "--mtbf nan; valid: a positive number"),
-        (["--mtbf", "9", "--checkpoint-seconds", "-1"], "--checkpoint-seconds -1.0; valid: a positive number"),
-        (["--mtbf", "9", "--restart-seconds", "-1"], "--restart-seconds -1.0; valid: a positive number or 0"),
+        (["--mtbf", "0"], "--mtbf 0.0; valid: 1e-15 to 1e+15"),
+        (["--mtbf", "nan"], "--mtbf nan; valid: 1e-15 to 1e+15"),
+        (["--mtbf", "9", "--checkpoint-seconds", "-1"], "--checkpoint-seconds -1.0; valid: 1e-15 to 1e+15"),
+        (["--mtbf", "9", "--restart-seconds", "-1"], "--restart-seconds -1.0; valid: 0 to 1e+15"),
     ],
 )
 def test_times_that_are_none_are_refused(options: list[str], problem: str):
