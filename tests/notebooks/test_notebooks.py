@@ -19,7 +19,7 @@ TEACHES = "add_your_own_ablation"
 """It shows how runs and a check are written."""
 LESS = {
     "steps=200": "steps=20", "warmup_steps=40": "warmup_steps=4", "every=50": "every=10",
-    "sequences=128": "sequences=4",
+    "sequences=128": "sequences=4", "BATCHES = (2, 4)": "BATCHES = (2,)", "BATCHES = (2, 4, 8)": "BATCHES = (2, 4)",
 }  # fmt: skip
 """How much it trains and evaluates, and how much is done of it here: what comes out is not compared."""
 STALE = "python -m tests.documents"
