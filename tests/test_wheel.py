@@ -1,6 +1,5 @@
 """The installed package without its checkout: published numbers and systems are in it, and verbs work anywhere."""
 
-from collections.abc import Callable
 from importlib.metadata import distributions
 from pathlib import Path
 
@@ -19,24 +18,6 @@ def program(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return install(tmp_path_factory.mktemp("wheel"))
 
 
-@pytest.fixture
-def lmscale(program: Path, tmp_path: Path) -> Callable[..., str]:
-    """Standard output of a command in an empty folder, which has to end well."""
-
-    def run(*words: str) -> str:
-        found = done([program, *words], tmp_path)
-        assert found.returncode == 0, found.stderr
-        return found.stdout
-
-    return run
-
-
-def test_the_code_is_the_installed_one(program: Path, tmp_path: Path) -> None:
-    command = "import lmscale, harness, impl, experiments; print(harness.__file__)"
-    found = done([program.with_name("python"), "-c", command], tmp_path)
-    assert found.stdout.startswith(str(program.parents[1])), found
-
-
 def test_only_one_name_is_global(program: Path, tmp_path: Path) -> None:
     [packages] = (program.parents[1] / "lib").glob("python*/site-packages")
     assert sorted(path.suffix or path.name for path in packages.iterdir()) == [".dist-info", ".pth", "lmscale"]
@@ -46,28 +27,30 @@ def test_only_one_name_is_global(program: Path, tmp_path: Path) -> None:
     assert "No module named 'harness'" in lost.stderr
 
 
-def test_experiments_and_claims_are_shown(lmscale: Callable[..., str]) -> None:
-    assert "ptdp2021/interleaving" in lmscale("list")
-    assert "not run here" in lmscale("claims", "ptdp2021")
+VERBS = """
+import sys
+import lmscale
+from harness.cli.main import main
+sys.exit(any(main(words.split()) for words in sys.argv[1:]))
+"""
 
 
-def test_an_experiment_is_predicted_beside_published_numbers_and_its_tables_made(
-    lmscale: Callable[..., str], tmp_path: Path
-) -> None:
-    assert "10 of 10 points finished" in lmscale("predict", "interleaving", "--system", "selene")
-    table = lmscale("table", "interleaving")
-    assert "published" in table
+def test_an_experiment_is_predicted_and_shown_beside_published_numbers(program: Path, tmp_path: Path) -> None:
+    predicted = done([program, "predict", "interleaving", "--system", "selene"], tmp_path)
+    assert (predicted.returncode, "10 of 10 points finished" in predicted.stdout) == (0, True), predicted
+    verbs = "run quickstart --dry-run", "claims ptdp2021", "table interleaving"
+    shown = done([program.with_name("python"), "-c", VERBS, *verbs], tmp_path)
+    assert shown.returncode == 0, shown
+    _, _, after = shown.stdout.partition("5 of 5 points would be run")
+    assert "not run here" in after
+    assert "published" in after
     assert {path.name for path in tmp_path.iterdir()} == {"runs"}
 
 
-def test_a_sweep_is_planned(lmscale: Callable[..., str], tmp_path: Path) -> None:
-    assert "5 of 5 points would be run" in lmscale("run", "quickstart", "--dry-run")
-    assert list(tmp_path.iterdir()) == []
-
-
 SITE = """
-import lmscale
+import lmscale, harness, impl, experiments
 from pathlib import Path
+print(harness.__file__)
 from harness.cli.manual import write_manual
 from harness.report.site import build
 source = Path("source").resolve()
@@ -78,9 +61,11 @@ build(source, Path("site").resolve(), sections, {})
 """
 
 
-def test_a_site_is_built_with_verbs_and_api(program: Path, tmp_path: Path) -> None:
+def test_a_site_is_built_with_verbs_and_api_by_the_installed_code(program: Path, tmp_path: Path) -> None:
     found = done([program.with_name("python"), "-c", SITE], tmp_path)
-    assert (found.returncode, found.stdout, found.stderr) == (0, "", ""), found
+    assert (found.returncode, found.stderr) == (0, ""), found
+    [place] = found.stdout.splitlines()
+    assert place.startswith(str(program.parents[1]))
     assert "lmscale report" in (tmp_path / "site/reference/verbs.html").read_text()
     assert {"index.html", "tables.js", "site.css"} < {path.name for path in (tmp_path / "site").iterdir()}
 
