@@ -46,17 +46,18 @@ def results(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return out
 
 
-@pytest.mark.parametrize("verb", ["table", "claims", "report", "export"])
+def id_of_evil(results: Path) -> str:
+    return next(r.id for r in Store(results, NAME, "smoke").records() if r.run.plan.schedule == EVIL)
+
+
+@pytest.mark.parametrize("verb", ["table", "claims", "export"])
 def test_a_schedule_that_only_a_record_names_is_not_imported(verb: str, results: Path) -> None:
-    evil = next(r.id for r in Store(results, NAME, "smoke").records() if r.run.plan.schedule == EVIL)
-    words = [] if verb == "report" else [NAME]
-    answer = call(verb, *words, "--results" if verb in ("report", "export") else "--out", results)
+    evil = id_of_evil(results)
+    answer = call(verb, NAME, "--results" if verb == "export" else "--out", results)
     assert (answer.status, answer.errors) == (0, "")
     assert not Path("imported").exists()
     if verb == "claims":
         assert "5 claims" in answer.output
-    elif verb == "report":
-        assert f"{evil} ({EVIL})" in Path(f"site/results/{NAME}/index.html").read_text()
     elif verb == "export":
         with zipfile.ZipFile(f"{TOP}.zip") as archive:
             assert f"{evil} ({EVIL})" in archive.read(f"{TOP}/results/{NAME}/smoke/tables/throughput.md").decode()
@@ -115,9 +116,12 @@ def spoil(results: Path, text: str) -> None:
         Store(results, NAME, "smoke").write(document(full) | {"experiment": NAME})
 
 
-def test_a_report_loads_nothing_that_a_record_names(results: Path) -> None:
+def test_a_report_imports_and_loads_nothing_that_a_record_names(results: Path) -> None:
     spoil(results, "![y](http://evil.example/z.png) <img src=http://evil.example/y.png> [a](http://evil.example)")
-    assert call("report", "--results", results).status == 0
+    answer = call("report", "--results", results)
+    assert (answer.status, answer.errors) == (0, "")
+    assert not Path("imported").exists()
+    assert f"{id_of_evil(results)} ({EVIL})" in Path(f"site/results/{NAME}/index.html").read_text()
     for page in Path("site").rglob("*.html"):
         assert '"http://evil' not in page.read_text(), page
         assert "<img src=http" not in page.read_text(), page
