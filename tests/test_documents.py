@@ -240,9 +240,9 @@ def test_a_report_is_written(here: Callable[..., str], tmp_path: Path, monkeypat
     report_little(monkeypatch, everywhere=True)
     monkeypatch.setattr("harness.cli.report.experiment_ids", lambda: ["quickstart"])
     Store(tmp_path / "runs", "quickstart", "smoke").write(document(changed(record(), experiment="quickstart")))
-    for command in commands("report"):
-        assert here(command)
-        assert "quickstart" in (tmp_path / (option(command, "--out") or "site") / "EXPERIMENTS.html").read_text()
+    command = max(commands("report"), key=len)  # test_trust makes one without options
+    assert here(command)
+    assert "quickstart" in (tmp_path / str(option(command, "--out")) / "EXPERIMENTS.html").read_text()
 
 
 @pytest.mark.parametrize("command", commands("predict"), ids=" ".join)
