@@ -196,8 +196,6 @@ def test_one_timeline_for_every_schedule_and_stale_ones_go(tmp_path: Path) -> No
     assert stems(figures.write([*runs, one], tmp_path)) == names
     assert stems(figures.write([runs[2], one], tmp_path)) == {"timeline_pp_2_schedule_gpipe"}
     assert stems(tmp_path.iterdir()) == {"timeline_pp_2_schedule_gpipe"}
-    figures.write([one], tmp_path)
-    assert stems(tmp_path.iterdir()) == set()
 
 
 def test_the_same_records_give_the_same_bytes(tmp_path: Path) -> None:
