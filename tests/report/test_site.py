@@ -1,5 +1,6 @@
 """The report: whole pages that need nothing from elsewhere, from whatever records there are."""
 
+import functools
 import json
 import re
 import shutil
@@ -119,7 +120,9 @@ def site(results: Path, few: None, tmp_path_factory: pytest.TempPathFactory) -> 
     return out
 
 
+@functools.cache
 def pages(site: Path) -> dict[str, Page]:
+    """What each page of a report that no test changes is."""
     return {path.relative_to(site).as_posix(): Page(path) for path in sorted(site.rglob("*.html"))}
 
 
