@@ -138,7 +138,7 @@ def predict_rows(path: Path, system: System | None, json: bool) -> int:
             off = f"{known.mape:.1f} % off at rows left out, at most {known.worst:.1f} %"
             print(f"{name} ({known.stack}), fitted on {len(known.rows)} rows: {off}", file=sys.stderr)
     for split, found in errors.items():
-        rows, seen, *_ = map(int, found.values())
+        rows, seen = int(found["rows"]), int(found["fitted_to"])
         percent = ", ".join(f"{name} {value:.1f}" for name, value in [*found.items()][2:])
         how = f",{f' {seen} of' * (seen < rows)} which constants were fitted to" if seen else ""
         print(f"{split or 'measured'}: {rows} rows{how}; in percent: {percent}", file=sys.stderr)
