@@ -132,8 +132,8 @@ def _text_of(path: Path) -> tuple[bytes, bool]:
     try:
         with open_regular(path) as file:
             content = file.read()
-    except OSError:
-        content = b""
+    except OSError as error:
+        raise ValueError(error.strerror or str(error)) from error
     return without_digest(content), bool(DIGEST.match(content))
 
 

@@ -126,7 +126,7 @@ def test_what_is_not_there_or_comparable_is_refused(tmp_path: Path) -> None:
     for name, dp in (("one", 1), ("two", 2)):
         (tmp_path / name).write_text(with_digest(json.dumps(certified(record(plan__dp=dp)))))
     assert "plan.dp 1 and 2; other plans sum in another order" in refused("certify", "one", "two")
-    assert "nowhere" in refused("certify", "one", "nowhere")
+    assert "nowhere: No such file or directory" in refused("certify", "one", "nowhere")
     assert "'0123456789ab' has no records" in refused("certify", "one", "0123456789ab")
     (tmp_path / "cut").write_text((tmp_path / "one").read_text()[:-9])
     assert "SHA-256 differs" in refused("certify", "cut", "one")
