@@ -51,26 +51,26 @@ def export(
     It also has the published numbers and the citation. The same records give the same bytes.
 
     Args:
-        experiment: Id of an experiment, or its last word.
+        experiment: Id of an experiment or its last word, or a file such as mine.py.
         tier: Only this one; all that have records where it is left out.
         out: The file to write; the experiment's name with .zip, in this folder, where it is left out.
         results: Folder of records; without it your own in `runs` where there are some, else the committed ones.
         json: Print one JSON document.
     """
     found = load(experiment)
-    tiers = TIERS if tier is None else (tier,)
     name = found.id.replace("/", "-")
     file = out or Path(f"{name}.zip")
     if file.suffix != ".zip" or file.is_dir():
         raise InputError(f"--out {file}: valid: a file that ends in .zip")
-    inside = contents(found, results, tiers)
+    inside = contents(found, results, TIERS if tier is None else (tier,))
     packed = pack(name, inside)
     write_atomically(file, packed)
     digest = hashlib.sha256(packed).hexdigest()
     if json:
         head = {"id": found.id, "file": str(file), "bytes": len(packed), "sha256": digest}
         return print_json({**head, "files": sorted([*inside, SUMS])})
-    print(f"written: {file} ({len(inside) + 1} files, {shown(len(packed))}, sha256 {digest})")
+    line = f"written: {file} ({len(inside) + 1} files, {shown(len(packed))}, sha256 {digest})"
+    print(*filter(None, [line, folders.read_from(results, [found.id])]), sep="\n")
     return 0
 
 

@@ -95,7 +95,9 @@ def test_the_same_records_give_the_same_bytes(results: Path, tmp_path: Path) -> 
 
 
 def test_one_tier_alone(results: Path, tmp_path: Path) -> None:
-    assert call("export", NAME, "--tier", "paper", "--out", "paper.zip").status == 0
+    said = call("export", NAME, "--tier", "paper", "--out", "paper.zip")
+    assert said.status == 0
+    assert "records: your own in runs" in said.output
     inside = unpacked(tmp_path / "paper.zip")
     assert not [name for name in inside if "/smoke/" in name]
     assert list(json.loads(inside["specification.json"])["runs"]) == ["paper"]
