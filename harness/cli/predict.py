@@ -80,8 +80,8 @@ def predict(
     """Predict the time and the memory of a training step on a described system; nothing is run.
 
     Args:
-        experiment: Id of an experiment, or its last word: its points become simulated records, in the tables beside
-            measured ones and the published numbers. Without it, and without --rows, one run is predicted.
+        experiment: Id of an experiment or its last word, or a file such as mine.py: its points become simulated
+            records, in tables with measured and published numbers. Without it and --rows, one run is predicted.
         system: A packaged system, or a YAML file as `calibrate` writes it; a row that names one in its column
             `system` is predicted for that.
         config: The run; `--model NAME` starts from a named size. A field that is not given has the system's default

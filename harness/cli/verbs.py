@@ -171,7 +171,7 @@ def table(
     The committed records are only printed, unless --out names their folder.
 
     Args:
-        experiment: Id of an experiment, or its last word.
+        experiment: Id of an experiment or its last word, or a file such as mine.py.
         tier: smoke, small or paper; without it the largest with measured records, else with simulated ones.
         format: Print the tables in this format instead of for the terminal. Into the folder EXPERIMENT-TIER, parquet
             writes a file of each and one of all records, and pdf the figures, for a paper.

@@ -38,7 +38,7 @@ class Which:
     """Choice of an experiment's points, and the folder of their records."""
 
     experiment: tyro.conf.Positional[str]
-    """Id of an experiment, or its last word; `list` shows them."""
+    """Id of an experiment or its last word, as `list` shows them, or a file such as mine.py."""
     tier: Tier | None = None
     """smoke (CPU, a minute or so), small (one machine), paper (the paper's scale). Without it `run` takes smoke, the
     other verbs the tier with a sweep under way, else the largest one with records."""
