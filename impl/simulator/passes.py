@@ -8,7 +8,7 @@ from typing import NamedTuple
 
 from impl.cost.gemms import Core, Pass, Product
 from impl.cost.place import Sizes
-from impl.cost.traffic import blocks
+from impl.cost.traffic import blocks, is_recomputed
 from impl.pipeline.stage import Stage
 from impl.plan import Plan
 from impl.run import Run
@@ -70,6 +70,8 @@ def passes(system: System, run: Run, block: Block, *, is_layer: bool) -> Passes:
     forward = _products(system, run, block, "forward") + _moved(system, run, block.moved, "forward")
     inputs = _products(system, run, block, "input gradient") + _moved(system, run, block.moved, "backward")
     weights = _products(system, run, block, "weight gradient") + _moved(system, run, block.moved, "weight")
+    repeated = tuple(one for one in block.collectives if is_layer and is_recomputed(run, "layer", one))
+    context_again = _context(system, run, block._replace(collectives=repeated), "forward")
     core = 0.0
     if block.core is not None:
         scores = () if system.device.fused_attention else block.scores
@@ -77,26 +79,25 @@ def passes(system: System, run: Run, block: Block, *, is_layer: bool) -> Passes:
             times * _core(system, around, block.core, when) + _moved(system, run, scores, when)
             for times, when in ((block.core.forwards, "forward"), (block.core.backwards, "backward"))
         )
-        core, inputs = core + shared["forward"], inputs + of_core
-    forward += core if block.core is not None else shared["forward"]
-    again = {"none": 0.0, "selective": core, "full": forward if is_layer else 0.0}[plan.recompute]
+        inputs += of_core
+    forward += core + shared["forward"]
+    again = {"none": 0.0, "selective": core + context_again, "full": forward if is_layer else 0.0}[plan.recompute]
     sums = {op: _collectives(system, run, block, ranks, op) for op in ("forward", "backward")}
     exchanges = {op: _collectives(system, run, block, to_experts, op) for op in ("forward", "backward")}
-    if plan.recompute == "full" and is_layer:
-        again += sums["forward"] + exchanges["forward"]
+    times = 2 if plan.recompute == "full" and is_layer else 1
+    again += (times - 1) * (sums["forward"] + exchanges["forward"])
     exposed = _collectives(system, run, block, ranks, "backward", is_hidden=True)
     host = _host(system, run, block) if is_layer else (0.0, 0.0)
     kept = _kept_in_host(system, run) if is_layer else 0.0
     both = again + inputs + weights + shared["backward"] + exchanges["backward"]
     put_off = system.constant("host_backward") / 3 if is_layer else 0.0  # a product for each of two others
-    times = 2 if plan.recompute == "full" and is_layer else 1
     return Passes(
         forward=launched(system, forward + sums["forward"] + exchanges["forward"], host[0]) + kept,
         backward=launched(system, both + exposed, host[1]) + kept,
         input_gradient=launched(system, both - weights + sums["backward"], host[1] - put_off) + kept,
         weight_gradient=launched(system, weights, put_off),
         tensor_parallel=sums["forward"] * times + exposed,
-        context=shared["forward"] * (2 if plan.recompute != "none" and is_layer else 1) + shared["backward"],
+        context=shared["forward"] + context_again + shared["backward"],
         host=2 * kept,
         experts=exchanges["forward"] * times + exchanges["backward"],
     )

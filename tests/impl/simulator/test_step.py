@@ -239,6 +239,18 @@ def test_selective_recomputation_adds_the_core_once():
     assert seconds(runs[1]) - seconds(runs[0]) == pytest.approx(extra, rel=1e-6)
 
 
+@pytest.mark.parametrize("way", ["ring", "ulysses"])
+def test_the_loss_of_balance_is_summed_once_whatever_is_recomputed(way: str):
+    def context(recompute: str, balance_loss: float) -> float:
+        model = replace(MODEL, experts=8, dropout=0.0, balance_loss=balance_loss)
+        run = run_of(model=model, cp=2, cp_attention=way, recompute=recompute)
+        return passes(SYSTEM, run, block(run, VOCAB, "experts", MODEL.seq_len), is_layer=True).context
+
+    once, *others = (context(which, 0.1) - context(which, 0.0) for which in ("none", "selective", "full"))
+    assert once > 0
+    assert others == pytest.approx([once, once])
+
+
 def test_states_that_wait_in_host_memory_cost_time():
     usual, offloaded = run_of(dp=2, zero_stage=2), run_of(dp=2, zero_stage=2, offload_optimizer=True)
     assert seconds(offloaded) > seconds(usual) + 0.05
