@@ -42,6 +42,11 @@ class _Names:
     """Names there, of fields of `ModelConfig` that have the same values."""
 
 
+SIZES = {
+    **{"num_hidden_layers": "num_layers", "hidden_size": "hidden_size", "num_attention_heads": "num_heads"},
+    **{"intermediate_size": "mlp_size", "max_position_embeddings": "seq_len", "vocab_size": "vocab_size"},
+}
+"""Names of sizes that all architectures but GPT-2 share."""
 TABLE: dict[Kind, _Names] = {
     "gpt2": _Names(
         architecture="GPT2LMHeadModel",
@@ -76,11 +81,7 @@ TABLE: dict[Kind, _Names] = {
             **{"trunk.tokens.weight": ("embed_in.weight",), "trunk.output.weight": ("embed_out.weight",)},
             **{f"trunk.final_norm.{part}": (f"final_layer_norm.{part}",) for part in ("weight", "bias")},
         },
-        fields={
-            **{"num_hidden_layers": "num_layers", "hidden_size": "hidden_size", "num_attention_heads": "num_heads"},
-            **{"intermediate_size": "mlp_size", "max_position_embeddings": "seq_len", "vocab_size": "vocab_size"},
-            **{"layer_norm_eps": "norm_epsilon", "use_parallel_residual": "parallel_residual"},
-        },
+        fields={**SIZES, "layer_norm_eps": "norm_epsilon", "use_parallel_residual": "parallel_residual"},
     ),
     "llama": _Names(
         architecture="LlamaForCausalLM",
@@ -96,11 +97,7 @@ TABLE: dict[Kind, _Names] = {
             **{"trunk.tokens.weight": ("embed_tokens.weight",), "trunk.final_norm.weight": ("norm.weight",)},
             "trunk.output.weight": ("lm_head.weight",),
         },
-        fields={
-            **{"num_hidden_layers": "num_layers", "hidden_size": "hidden_size", "num_attention_heads": "num_heads"},
-            **{"num_key_value_heads": "kv_heads", "intermediate_size": "mlp_size", "vocab_size": "vocab_size"},
-            **{"max_position_embeddings": "seq_len", "rms_norm_eps": "norm_epsilon"},
-        },
+        fields={**SIZES, "num_key_value_heads": "kv_heads", "rms_norm_eps": "norm_epsilon"},
     ),
     "bert": _Names(
         architecture="BertForPreTraining",
@@ -127,11 +124,7 @@ TABLE: dict[Kind, _Names] = {
                 for part in ("weight", "bias")
             },
         },
-        fields={
-            **{"num_hidden_layers": "num_layers", "hidden_size": "hidden_size", "num_attention_heads": "num_heads"},
-            **{"intermediate_size": "mlp_size", "max_position_embeddings": "seq_len", "vocab_size": "vocab_size"},
-            "layer_norm_eps": "norm_epsilon",
-        },
+        fields={**SIZES, "layer_norm_eps": "norm_epsilon"},
     ),
 }
 BLOCKS: dict[Kind, dict[str, Any]] = {
@@ -157,6 +150,8 @@ FIXED: dict[Kind, dict[str, Any]] = {
     },
 }
 """Entries that change what is computed, with the only values that are built here."""
+CONSTANTS = (".attn.bias", ".attn.masked_bias", ".attention.bias", ".attention.masked_bias", ".rotary_emb.inv_freq")
+"""Ends of names of causal masks and angles, which older versions of transformers stored with a layer's weights."""
 
 
 def config_from(theirs: Config) -> ModelConfig:
@@ -189,7 +184,7 @@ def config_from(theirs: Config) -> ModelConfig:
 
 
 def _of_rotary(theirs: Config, kind: Kind) -> dict[str, Any]:
-    rotary = theirs.get("rope_parameters") or theirs.get("rope_scaling") or {}
+    rotary = theirs.get("rope_scaling") or theirs.get("rope_parameters") or {}  # in the order of transformers
     if (how := rotary.get("rope_type", rotary.get("type", "default"))) not in ("default", "llama3"):
         raise InputError(f"config.json: rope_type {how!r:.40} is not built; valid: default, llama3")
     size = theirs["hidden_size"] // theirs["num_attention_heads"]
@@ -275,13 +270,18 @@ def weights_from(theirs: Mapping[str, Tensor], config: ModelConfig, kind: Kind) 
     The rows of BERT's next-sentence classifier are swapped: there the first is for a sentence that follows.
 
     Raises:
-        InputError: a tensor is missing, of another shape, or quantised.
+        InputError: a tensor is missing, of another shape, or quantised, or a layer has one that `config` does not have.
     """
     found: dict[str, Tensor] = {}
     body = TABLE[kind].body
-    own = {name.removeprefix(body): tensor for name, tensor in theirs.items()}
+    now = lambda name: name.replace("LayerNorm.gamma", "LayerNorm.weight").replace("LayerNorm.beta", "LayerNorm.bias")
+    own = {now(name.removeprefix(body)): tensor for name, tensor in theirs.items()}  # older BERTs have Google's names
     shapes = {p.name: p.shape for p in named_parameters(config, config.vocab_size, 1)}
-    for pair in _pairs(kind, config, config.vocab_size or 0):
+    pairs = list(_pairs(kind, config, config.vocab_size or 0))
+    of_layers, used = TABLE[kind].layers.partition("{")[0], {name for pair in pairs for name in pair.theirs}
+    if more := [n for n in own if n.startswith(of_layers) and n not in used and not n.endswith(CONSTANTS)]:
+        raise InputError(f"the checkpoint's {body}{min(more)} has no place in the model of config.json")
+    for pair in pairs:
         if missing := [name for name in pair.theirs if name not in own]:
             if pair.is_head and pair.ours != "trunk.output.weight":
                 continue
@@ -304,11 +304,19 @@ def weights_from(theirs: Mapping[str, Tensor], config: ModelConfig, kind: Kind) 
 
 
 def weights_to(ours: Mapping[str, Tensor], config: ModelConfig, vocab_size: int, kind: Kind) -> dict[str, Tensor]:
-    """Return the tensors of transformers from our whole tensors: the inverse of `weights_from`."""
+    """Return the tensors of transformers from our whole tensors: the inverse of `weights_from`.
+
+    Raises:
+        InputError: there is a head of another task.
+    """
     found: dict[str, Tensor] = {}
     sizes = {"attention.qkv": config.qkv_sizes, "mlp.up": config.mlp_outputs}
-    body = TABLE[kind].body
-    for pair in _pairs(kind, config, vocab_size):
+    body, pairs = TABLE[kind].body, list(_pairs(kind, config, vocab_size))
+    if others := ours.keys() - {pair.ours for pair in pairs}:
+        raise InputError(f"{TABLE[kind].architecture} has no place for {min(others)}; valid: its own heads alone")
+    for pair in pairs:
+        if pair.is_head and pair.ours not in ours:
+            continue
         whole = ours[pair.ours].flip(0) if pair.ours.startswith("next_sentence.") else ours[pair.ours]
         if pair.is_by_head:
             whole = whole.unflatten(0, (3, config.num_heads, -1)).transpose(0, 1).flatten(0, 2)

@@ -8,8 +8,9 @@ from typing import Any
 
 from harness.records.store import write_atomically
 from harness.terminal import Flag, print_json
-from impl.errors import InputError
-from impl.files import read_text
+from impl.errors import InputError, in_one_line
+
+VALID = "valid: a folder as save_pretrained of transformers writes it, config.json and safetensors"
 
 
 def import_hf(*, weights: Path, data: Path, out: Path, seq_len: int | None = None, json: Flag = False) -> int:
@@ -27,18 +28,17 @@ def import_hf(*, weights: Path, data: Path, out: Path, seq_len: int | None = Non
     from impl.data.tokens import TokenFolder
     from impl.hugging_face import config_from, weights_from
 
-    described, tensors = _config(weights), _tensors(weights)
+    described, tensors = _object(weights / "config.json"), _tensors(weights)
     try:
         config = config_from(described)
     except InputError:
         raise
     except (KeyError, TypeError, ValueError, AttributeError, ArithmeticError) as error:  # entries of any kind
-        reason = f"{type(error).__name__}: {error}".splitlines()
-        why = f"an entry is missing or not what it has to be ({' '.join(reason)[:100]})"
+        why = f"an entry is missing or not what it has to be ({type(error).__name__}: {in_one_line(error):.100})"
         raise InputError(f"--weights {weights / 'config.json'}: {why}; valid: as transformers writes it") from None
     if seq_len is not None:
         if config.positions != "rotary" or seq_len < 2:
-            raise InputError(f"--seq-len {seq_len}: valid for rotary positions, 2 or more; this model has learned ones")
+            raise InputError(f"--seq-len {seq_len}: valid with rotary positions, 2 or more; here: {config.positions}")
         config = replace(config, seq_len=seq_len)
     manifest = TokenFolder.open(data).manifest
     if manifest.vocab_size > (config.vocab_size or 0):
@@ -91,30 +91,29 @@ def _require_safetensors() -> None:
         raise InputError("this needs the package safetensors; install the extra: pip install 'lmscale[hf]'")
 
 
-def _config(folder: Path) -> dict[str, Any]:
-    path = folder / "config.json"
-    valid = "valid: a folder with config.json and *.safetensors, as save_pretrained of transformers writes it"
+def _object(path: Path) -> dict[str, Any]:
+    from impl.data.make_tokenizer import read_json
+
     try:
-        found = json.loads(read_text(path))
-    except (OSError, ValueError, RecursionError) as error:
-        raise InputError(f"--weights {path}: {getattr(error, 'strerror', None) or 'is not JSON'}; {valid}") from None
-    if not isinstance(found, dict):
-        raise InputError(f"--weights {path}: is no JSON object; {valid}")
-    return found
+        return read_json(path)
+    except (OSError, InputError) as error:
+        why = f"{path}: {error.strerror}" if isinstance(error, OSError) else error
+        raise InputError(f"--weights {why}; {VALID}") from None
 
 
 def _tensors(folder: Path) -> dict[str, Any]:
-    """Return the tensors of all safetensors files of a folder; nothing in them is executed."""
+    """Return the tensors of the files that transformers reads in a folder; nothing in them is executed."""
     from safetensors import SafetensorError
     from safetensors.torch import load_file
 
-    files = sorted(path for path in folder.glob("*.safetensors") if path.is_file())
-    if not files:
-        raise InputError(
-            f"--weights {folder}: has no *.safetensors; valid: save_pretrained of transformers writes them"
-        )
-    found: dict[str, Any] = {}
-    for path in files:
+    found, names, index = dict[str, Any](), {"model.safetensors"}, folder / "model.safetensors.index.json"
+    if index.is_file() and not (folder / "model.safetensors").is_file():
+        if not isinstance(places := _object(index).get("weight_map"), dict):
+            raise InputError(f"--weights {index} has no weight_map; {VALID}")
+        names = {str(name) for name in places.values()}
+    for path in (folder / name for name in sorted(names)):
+        if not path.is_file():
+            raise InputError(f"--weights {path}: no such file; {VALID}")
         try:
             found |= load_file(path)
         except (SafetensorError, OSError) as error:

@@ -21,8 +21,8 @@ from impl.errors import InputError, in_one_line
 from impl.files import read_bytes, read_text
 
 VALID_SPECS = (
-    "byte, amino, gpt2:VOCAB,MERGES (GPT-2's encoder.json and vocab.bpe), hf:FOLDER (as transformers saves it), "
-    "bpe:VOCAB_SIZE"
+    "byte, amino, gpt2:VOCAB,MERGES (GPT-2's encoder.json and vocab.bpe), hf:FOLDER (with tokenizer.json and "
+    "tokenizer_config.json, as transformers saves them), bpe:VOCAB_SIZE"
 )
 HF_FILES = TOKENIZER_FILE, "tokenizer_config.json"
 SMALLEST_BPE = 257
@@ -54,17 +54,13 @@ def parse(spec: str) -> TokenizerSpec:
         return TokenizerSpec(lambda texts=(): ByteTokenizer())
     if spec == "amino":
         return TokenizerSpec(lambda texts=(): AminoTokenizer(), of_sequences=True)
-    if kind == "gpt2" and value.count(",") == 1 and all(value.split(",")):
-        vocab, merges = (Path(part) for part in value.split(","))
-        for path in (vocab, merges):
+    is_gpt2 = kind == "gpt2" and value.count(",") == 1 and all(value.split(","))
+    if is_gpt2 or (kind == "hf" and value):
+        first, second = map(Path, value.split(",")) if is_gpt2 else (Path(value) / name for name in HF_FILES)
+        for path in (first, second):
             if not path.is_file():
-                raise InputError(f"tokenizer {spec}: no file {path}; valid: gpt2:VOCAB,MERGES")
-        return TokenizerSpec(lambda texts=(): _read_gpt2(vocab, merges))
-    if kind == "hf" and value:
-        for path in (files := [Path(value) / name for name in HF_FILES]):
-            if not path.is_file():
-                raise InputError(f"tokenizer {spec}: no file {path}; valid: a folder with {' and '.join(HF_FILES)}")
-        return TokenizerSpec(lambda texts=(): _read_hf(*files))
+                raise InputError(f"tokenizer {spec}: no file {path}; valid: {VALID_SPECS}")
+        return TokenizerSpec(lambda texts=(): (_read_gpt2 if is_gpt2 else _read_hf)(first, second))
     if kind == "bpe" and value.isdecimal() and len(value) < 20:
         if not SMALLEST_BPE <= int(value) <= LARGEST_BPE:
             raise InputError(f"tokenizer {spec}: vocabulary sizes from {SMALLEST_BPE} to {LARGEST_BPE} are valid")
@@ -73,11 +69,7 @@ def parse(spec: str) -> TokenizerSpec:
 
 
 def _read_gpt2(vocab_file: Path, merges_file: Path) -> Tokenizer:
-    try:
-        vocab = TypeAdapter(dict[str, int]).validate_json(read_bytes(vocab_file), strict=True)
-    except ValidationError as error:
-        why = in_one_line(error)
-        raise InputError(f"{vocab_file} is not a JSON vocabulary (GPT-2's encoder.json): {why}") from None
+    vocab = read_json(vocab_file, dict[str, int], "not a JSON vocabulary (GPT-2's encoder.json)")
     try:
         lines = read_text(merges_file).split("\n")
     except UnicodeDecodeError:
@@ -96,22 +88,23 @@ def _read_gpt2(vocab_file: Path, merges_file: Path) -> Tokenizer:
 
 def _read_hf(described: Path, config: Path) -> Tokenizer:
     """Return the tokenizer of a folder that transformers wrote; its end of text, or of a sentence, ends documents."""
-    end = (content := _object(config)).get("eos_token") or content.get("sep_token")
+    end = (content := read_json(config)).get("eos_token") or content.get("sep_token")
     if isinstance(end, dict):  # with how it is matched
         end = end.get("content")
     if not isinstance(end, str):
         raise InputError(f"{config} has no eos_token and no sep_token; valid: one, which ends documents")
     try:
-        return LibraryTokenizer(_object(described), end)
+        return LibraryTokenizer(read_json(described), end)
     except InputError as error:
         raise InputError(f"{described.parent}: {error}") from None
 
 
-def _object(path: Path) -> dict[str, Any]:
+def read_json(path: Path, kind: Any = dict[str, Any], otherwise: str = "no JSON object") -> Any:
+    """Return the JSON value of a file. Raises InputError: it is not of this kind, or no JSON at all."""
     try:
-        return TypeAdapter(dict[str, Any]).validate_json(read_bytes(path))
+        return TypeAdapter(kind).validate_json(read_bytes(path), strict=True)
     except ValidationError as error:
-        raise InputError(f"{path} is no JSON object: {in_one_line(error)}") from None
+        raise InputError(f"{path} is {otherwise}: {in_one_line(error)}") from None
 
 
 def _train(vocab_size: int, texts: Iterable[str] = ()) -> Tokenizer:

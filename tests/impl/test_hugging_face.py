@@ -9,9 +9,11 @@ from typing import Any
 
 import pytest
 import torch
+from safetensors.torch import save_file
 from torch import Tensor
 
 from harness.cli import hugging_face
+from impl.checkpoint import latest, read_weights
 from impl.data.synthetic import SyntheticConfig, write_synthetic
 from impl.errors import InputError
 from impl.hugging_face import config_from, config_to, weights_from, weights_to
@@ -242,9 +244,10 @@ def test_what_is_not_built_is_named(changes: dict[str, Any], words: str) -> None
 
 
 @pytest.mark.parametrize("named", ["type", "rope_type"])
-def test_other_scalings_of_rotary_positions_are_refused_by_both_names(named: str) -> None:
-    described = transformers.LlamaConfig(vocab_size=VOCAB).to_dict()
-    described.pop("rope_parameters", None)
+@pytest.mark.parametrize("parameters", [None, {"rope_type": "default", "rope_theta": 1e4}])
+def test_other_scalings_of_rotary_positions_are_refused_by_both_names(named: str, parameters: Any) -> None:
+    """Where both entries are there, transformers takes `rope_scaling`."""
+    described = transformers.LlamaConfig(vocab_size=VOCAB).to_dict() | {"rope_parameters": parameters}
     with pytest.raises(InputError, match="rope_type 'linear' is not built; valid: default, llama3"):
         config_from(described | {"rope_scaling": {named: "linear", "factor": 4.0}})
 
@@ -276,6 +279,63 @@ def test_a_missing_or_wrong_tensor_is_named() -> None:
         weights_from(state | {"transformer.wpe.weight": torch.zeros(3, 4)}, config, "gpt2")
 
 
+BERT_CONFIG = CONFIGS[3]
+
+
+def test_older_berts_have_other_names_of_norms() -> None:
+    """Those of Google's, as in the published `bert-base-uncased`."""
+    theirs = model_of(BERT_CONFIG, torch.float32)
+    config, state = config_from(theirs.config.to_dict()), theirs.state_dict()
+    as_google = lambda name: name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
+        "LayerNorm.bias", "LayerNorm.beta"
+    )
+    older = weights_from({as_google(name): tensor for name, tensor in state.items()}, config, "bert")
+    expected = weights_from(state, config, "bert")
+    assert older.keys() == expected.keys()
+    assert all(torch.equal(older[name], tensor) for name, tensor in expected.items())
+
+
+@pytest.mark.parametrize("name", ["layers.9.mlp.up_proj.weight", "layers.0.self_attn.q_proj.bias"])
+def test_a_layers_tensor_that_the_model_has_not_is_named(name: str) -> None:
+    """The weights of a deeper model, or of one with biases, would be cut to another function."""
+    theirs = model_of(CONFIGS[1], torch.float32)
+    config, state = config_from(theirs.config.to_dict()), dict(theirs.state_dict())
+    constant = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(2)}
+    assert weights_from(state | constant, config, "llama").keys() == weights_from(state, config, "llama").keys()
+    with pytest.raises(InputError, match=f"the checkpoint's model.{name} has no place in the model of config.json"):
+        weights_from(state | {f"model.{name}": torch.ones(2)}, config, "llama")
+
+
+def test_heads_that_are_missing_stay_so_and_others_have_no_place() -> None:
+    theirs = model_of(BERT_CONFIG, torch.float32)
+    config = config_from(theirs.config.to_dict())
+    body = {name: one for name, one in theirs.bert.state_dict().items() if not name.startswith("pooler.")}
+    ours = weights_from(body, config, "bert")
+    back = weights_to(ours, config, VOCAB, "bert")
+    assert back.keys() == {f"bert.{name}" for name in body if not name.endswith("position_ids")}
+    with pytest.raises(InputError, match=r"BertForPreTraining has no place for choice\.weight"):
+        weights_to(ours | {"choice.weight": torch.ones(1, config.hidden_size)}, config, VOCAB, "bert")
+
+
+def test_files_are_those_that_transformers_reads(tmp_path: Path) -> None:
+    """Those that an index names, or the one without; others in the folder are of another time or precision."""
+    theirs, folder, data = model_of(CONFIGS[1], torch.float32), tmp_path / "hf", tmp_path / "tokens"
+    write_synthetic(data, SyntheticConfig(train_tokens=2000, valid_tokens=1000))
+    theirs.save_pretrained(folder, max_shard_size="20KB")
+    other = {"model.norm.weight": torch.full_like(theirs.model.norm.weight, 7.0)}
+    save_file(other, folder / "other.safetensors")
+    ask = lambda out, *more: call("import-hf", "--weights", folder, "--data", data, "--out", tmp_path / out, *more)
+    assert ask("ckpt").status == 0
+    saved, _ = latest(tmp_path / "ckpt")
+    assert saved is not None
+    assert torch.equal(read_weights(saved)["trunk.final_norm.weight"], theirs.model.norm.weight)
+    assert "--seq-len 1: valid with rotary positions, 2 or more; here: rotary" in ask("short", "--seq-len", 1).errors
+    next(folder.glob("model-*.safetensors")).unlink()
+    assert "no such file; valid: a folder as save_pretrained" in ask("missing").errors
+    (folder / "model.safetensors.index.json").write_text("{}")
+    assert "model.safetensors.index.json has no weight_map" in ask("none").errors
+
+
 def test_without_safetensors_the_extra_is_named(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(hugging_face, "find_spec", lambda _: None)
     answer = call("import-hf", "--weights", tmp_path, "--data", tmp_path, "--out", tmp_path / "out")
@@ -289,8 +349,8 @@ def test_bad_folders_are_one_line(tmp_path: Path) -> None:
     folder.mkdir()
     ask = lambda: call("import-hf", "--weights", folder, "--data", data, "--out", tmp_path / "ckpt")
     for content, words in (
-        (None, "config.json: No such file"), ("[1]", "is no JSON object"), ("{", "is not JSON"),
-        (json.dumps({"model_type": "gpt2"}), "has no *.safetensors"),
+        (None, "config.json: No such file"), ("[1]", "is no JSON object"), ("{", "is no JSON object"),
+        (json.dumps({"model_type": "gpt2"}), "model.safetensors: no such file"),
     ):  # fmt: skip
         if content is not None:
             (folder / "config.json").write_text(content)
