@@ -2,7 +2,7 @@
 
 import math
 import shutil
-from collections.abc import Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -124,8 +124,15 @@ def without_intervals(point: bool | Estimate) -> bool:
     return point if isinstance(point, bool) else point.mean > 0
 
 
-def test_points_that_hold_by_chance_are_found(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(claims, "holds", without_intervals)
+def certain(_: bool | Estimate) -> bool:
+    return True
+
+
+@pytest.mark.parametrize("careless", [without_intervals, certain])
+def test_points_that_hold_by_chance_are_found(
+    careless: Callable[[bool | Estimate], bool], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(claims, "holds", careless)
     assert len(not_sure(judgements())) > 20
 
 
