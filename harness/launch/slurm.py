@@ -44,7 +44,7 @@ BUSY = (
 TRIES, PAUSE_SECONDS = 12, 10.0
 OF_CLUSTER = {"SLURM_CONF", "SLURM_CLUSTERS"}
 """Slurm's variables that are about no job."""
-SET_BY_ALL = ("array_inx", "job_name", "no_requeue", "open_mode", "requeue", "signal", "timelimit")
+SET_BY_ALL = ("array_inx", "gpus_per_node", "job_name", "no_requeue", "open_mode", "requeue", "signal", "timelimit")
 """Options that each script sets, as the variables are named by which a user's shell would override it."""
 SET_BY_SITE = ("account", "constraint", "partition", "qos", "reservation")
 """Options that a script sets if its site does; a user's shell may otherwise."""
@@ -261,8 +261,8 @@ def _accepted(submit: Callable[[], list[Submitted]], *, is_last: bool) -> list[S
 def _clean_shell(site: Cluster) -> Iterator[None]:
     """Hide variables of a surrounding job, whose shape a new one would inherit, and those that override a script."""
     kept = dict(os.environ)
-    options = (*SET_BY_ALL, *(name for name in SET_BY_SITE if getattr(site, name)))
-    hidden = {f"SBATCH_{name.upper()}" for name in options}
+    options = (*SET_BY_ALL, *(name for name in SET_BY_SITE if getattr(site, name)), *site.extra)
+    hidden = {f"SBATCH_{name.upper().replace('-', '_')}" for name in options}
     if site.memory_per_rank:
         hidden |= {"SBATCH_MEM_PER_NODE", "SBATCH_MEM_PER_CPU", "SBATCH_MEM_PER_GPU"}
     if "SLURM_JOB_ID" in kept:
