@@ -14,18 +14,9 @@ from impl.zero.partition import OUTPUT, REDUCTIONS, TIED, BucketLayout, unit_of,
 
 BLOCKS = {"mlp": ("down", "up"), "attention": ("projection", "qkv")}
 BACKWARD = [
-    f"{block}{part}"
+    f"{block}{of}"
     for block, (rows, columns) in BLOCKS.items()
-    for part in (
-        "_norms.sum",
-        "_norms.output",
-        f".{rows}",
-        ".inner",
-        ".norms",
-        f".{columns}",
-        ".router",
-        "_norms.input",
-    )
+    for of in ("_norms.sum", "_norms.output", f".{rows}", ".inner", ".norms", f".{columns}", ".router", "_norms.input")
 ]
 """Parts of a layer in the order of the backward pass."""
 WHICH = re.compile(r"\.(experts\.\d+|shared)\.")
@@ -73,19 +64,23 @@ def gradient_elements(place: Place, buckets: Sequence[BucketLayout], row: Iterab
     """Return the elements of the buffers that hold gradients of divided buckets until all ranks' are summed.
 
     A buffer is as large as the largest bucket of several parameters; there are as many as are filled and reduced at a
-    time. A parameter that is larger has its own.
+    time. A parameter that is larger has its own, and none afterwards.
     """
     divided = [bucket for bucket in buckets if bucket.zero_stage >= 2]
     common = max((bucket.size for bucket in divided if len(bucket.names) > 1), default=0)
-    alone = max((bucket.size for bucket in divided if bucket.size > common), default=0)
-    [made] = buffers_at_once(place, [bucket for bucket in divided if bucket.size <= common], [row])
-    return made[place.run.plan.overlap_grad_reduce] * common + alone
+    shared = [common * (bucket.size <= common) for bucket in divided]
+    alone = [bucket.size * (bucket.size > common) for bucket in divided]
+    at_once = (buffers_at_once(place, divided, [row], sizes)[0] for sizes in (shared, alone))
+    return sum(made[place.run.plan.overlap_grad_reduce] for made in at_once)
 
 
 def buffers_at_once(
-    place: Place, buckets: Sequence[BucketLayout], rows: Iterable[Iterable[Action]]
+    place: Place, buckets: Sequence[BucketLayout], rows: Iterable[Iterable[Action]], sizes: Sequence[int] = ()
 ) -> list[tuple[int, int]]:
-    """Return for each row of actions the most of these buckets that are filled at a time, and filled and reduced."""
+    """Return for each row of actions the most of these buckets that are filled at a time, and filled and reduced.
+
+    They are counted, or their sizes added.
+    """
     bucket_of = {name: i for i, bucket in enumerate(buckets) for name in bucket.names}
     stages = dict(zip(place.schedule.stages_of(place.pp_rank), place.stages, strict=True)) if buckets else {}
     arriving = {
@@ -94,26 +89,30 @@ def buffers_at_once(
         for op, names in _finished(place, stage).items()
     }
     expected = Counter(chain.from_iterable(arriving[Op.B, i] for i in stages))
-    return [_at_once(row, arriving, expected) for row in rows]
+    return [_at_once(row, arriving, expected, sizes or [1] * len(buckets)) for row in rows]
 
 
 def _at_once(
-    row: Iterable[Action], arriving: Mapping[tuple[Op, int], list[int]], expected: Mapping[int, int]
+    row: Iterable[Action],
+    arriving: Mapping[tuple[Op, int], list[int]],
+    expected: Mapping[int, int],
+    sizes: Sequence[int],
 ) -> tuple[int, int]:
     """Return `buffers_at_once` of a row, whose passes complete gradients of the buckets that are `arriving`."""
-    filled = Counter[int]()
-    filling = reducing = most = made = 0
+    filled, reducing = Counter[int](), list[int]()
+    filling = most = made = 0
     for op, stage, _ in row:
+        reducing = [] if op is Op.F else reducing
         for bucket in arriving.get((op, stage), ()):
             if filled[bucket] == 0:
-                reducing = min(reducing, REDUCTIONS - 1)
-                filling += 1
-                most, made = max(most, filling), max(made, filling + reducing)
+                reducing = reducing[1 - REDUCTIONS :]
+                filling += sizes[bucket]
+                most, made = max(most, filling), max(made, filling + sum(sizes[i] for i in reducing))
             filled[bucket] += 1
             if filled[bucket] == expected[bucket]:
                 filled[bucket] = 0
-                filling -= 1
-                reducing += 1
+                filling -= sizes[bucket]
+                reducing.append(bucket)
     return most, made
 
 
@@ -125,15 +124,14 @@ def _finished(place: Place, stage: Stage) -> dict[Op, list[str]]:
     names = [parameter.name for parameter in reversed(named)]
     unit = {name: unit_of(name) for name in names}
     place_of = {one: i for i, one in enumerate(dict.fromkeys(unit.values()))}
-    names.sort(key=lambda name: (place_of[unit[name]], _place_in_layer(name)))
+    names.sort(key=lambda name: (place_of[unit[name]], _place_in_layer(name), name.endswith(".bias")))
     if place.run.model.shared_layers:
         from impl.cost.shared_layers import with_each_layers  # for few runs
 
         names = with_each_layers(names, named, place, stage)
-    if not place.run.model.tied:
-        names.sort(key=lambda name: name != OUTPUT)  # the head's
-    elif stage.is_last and not stage.is_first:
-        names.sort(key=lambda name: name != TIED)
+    head = TIED if place.run.model.tied else OUTPUT
+    if head == OUTPUT or not stage.is_first:
+        names.sort(key=lambda name: name != head)
     elif stage.is_last and (place.schedule.is_split or not place.run.compile):
         names.insert(0, TIED)  # the head's, before the look-up's, unless autograd adds them up
     is_matrix = lambda p: p.name.startswith("trunk.layers.") and len(p.shape) == 2 and ".router." not in p.name

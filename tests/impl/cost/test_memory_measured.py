@@ -4,8 +4,11 @@ from collections.abc import Iterable
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest import mock
 
+from impl.cost.buffers import gradient_elements
 from impl.cost.memory import memory
+from impl.cost.place import Place
 from impl.instruments import gradients_under_way, tracked
 from impl.model.config import ModelConfig, NormKind
 from impl.plan import Plan
@@ -151,3 +154,38 @@ def test_every_rank_needs_what_is_predicted(data: Path) -> None:
     again = far(first, data)
     assert not again, "\n".join(again.values())
     assert len(LAYOUTS) >= 50
+
+
+def most_gradients(one: Trainer) -> tuple[int, int]:
+    """Pipeline rank, and the most elements that buffers of divided gradients have at once."""
+    gradients, most = one.gradients, 0
+    begin = gradients._open
+
+    def noted(*args: Any) -> Any:
+        nonlocal most
+        place = begin(*args)
+        under_way = gradients._reducing
+        flats = [b.flat for b in gradients.buckets if b.stage >= 2] + [one.flat for one in under_way]
+        alone = [len(flat) for flat in flats if flat is not None and len(flat) > gradients._common]
+        buffers = len(gradients.buffers) + sum(one.buffer is not None for one in under_way)
+        most = max(most, sum(alone) + buffers * gradients._common)
+        return place
+
+    with mock.patch.object(gradients, "_open", noted):
+        one.step(0)
+    return one.pp_group.rank(), most
+
+
+def test_gradients_on_their_way_to_their_owners_need_what_is_predicted(data: Path) -> None:
+    """In buckets that matrices are larger than, as those of large models are."""
+    layouts = [
+        replace(one, plan=replace(one.plan, bucket_bytes=size, dp=2, zero_stage=2 + over, overlap_grad_reduce=over))
+        for size in (4000, 40_000)
+        for over in (False, True)
+        for one in (run(), run(MANY_TOKENS), run(batch=8, pp=2), run(MANY_TOKENS, batch=8, pp=2, schedule="zb_h1"))
+    ]
+    for layout, ranks in on_ranks(most_gradients, layouts, data).items():
+        for pp_rank, most in ranks:
+            place = Place(layout, layout.model.vocabulary(257), pp_rank)
+            predicted = gradient_elements(place, place.buckets, place.schedule.rows[pp_rank])
+            assert most <= predicted < 1.02 * most, layout.plan
