@@ -58,9 +58,10 @@ EXPERIMENT = Experiment(
     ),
     cost=cost("25 min", "days, 64 GPUs with 32 GB", note=AT_ONCE + NEEDS_TEXT),
     deviations="GPT and sandwich placement are additions. The shape of the paper's 752M model is not stated: 36 layers "
-    "of hidden size 1280 are assumed. The second head predicts the next sentence, not sentence order. At `small`, "
-    "models of 64 hidden units see 360,000 bytes of books; their initial weights are scaled with the width, so that a "
-    "block adds to its input what it does in the paper's.",
+    "of hidden size 1280 are assumed. The second head predicts the next sentence, not sentence order, and masks fall "
+    "on single tokens, not on n-grams of whole words. At `small`, models of 64 hidden units see 360,000 bytes "
+    "of books; their initial weights are scaled with the width, so that a block adds to its input what it does in "
+    "the paper's.",
     runs={
         "smoke": [
             Run(model=model, plan=Plan(dp=2), train=Recipe(steps=150, lr=lr, warmup_steps=15))

@@ -139,8 +139,9 @@ EXPERIMENT = Experiment(
     ),
     table=table,
     cost=cost("12 min", "weeks of pretraining on 128, 256 and 512 GPUs, then hours (needs RACE, see docs/running.md)"),
-    deviations="The second head of pretraining predicts the next sentence, not sentence order. A sequence that is "
-    "short is filled up with [SEP], which attention sees. The learning rate is warmed up over 1/16 of the steps. "
+    deviations="The second head of pretraining predicts the next sentence, not sentence order, and masks fall on "
+    "single tokens, not on n-grams of whole words. A sequence that is short is filled up with [SEP], which attention "
+    "sees. The learning rate is warmed up over 1/16 of the steps. "
     "At `smoke` and `small` the questions are made up in the synthetic language: the right option is how the passage "
     "goes on; the others are letters at random (middle) or words of the language spelled backwards (high), which can "
     "be told without reading the passage; they were made this easy after harder ones had taught these sizes nothing. "
