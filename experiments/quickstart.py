@@ -14,6 +14,7 @@ from harness.experiment.kit import (
     Claim, Estimate, EvaluationConfig, Evidence, Experiment, ModelConfig, Plan, Precision, Recipe, Record, Run,
     Tolerance, cost, named, tally,
 )  # fmt: skip
+from harness.records.evaluations import floor_of
 
 QUALITY = Recipe(steps=320, global_batch=16, microbatch=8, lr=3e-3, warmup_steps=60)
 SPEED = Recipe(steps=20, global_batch=8, microbatch=4, warmup_steps=5)
@@ -40,13 +41,9 @@ def over_floor(records: Sequence[Record]) -> list[tuple[Record, float, float]]:
 
     Both are relative to the floor; the error is NaN if unknown.
     """
-    found = ((record, one, record.resolved.data) for record in records for one in record.last_evaluations)
-    return [
-        (record, one.token_perplexity / math.exp(entropy.floor) - 1, (sample and sample.standard_error) or math.nan)
-        for record, one, data in found
-        if (one.name, one.kind) == ("valid", "causal") and data and (entropy := data.entropy)
-        for sample in (entropy.valid,)
-    ]
+    found = [(record, floor_of(record, one)) for record in records for one in record.last_evaluations]
+    known = [(record, one) for record, one in found if not math.isnan(one["floor"])]
+    return [(record, one["above_floor"], one["floor_standard_error"] / one["floor"]) for record, one in known]
 
 
 def near_floor(records: Sequence[Record]) -> Evidence | None:

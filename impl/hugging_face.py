@@ -172,8 +172,7 @@ def config_from(theirs: Config) -> ModelConfig:
             raise InputError(f"config.json: {name} {found!r:.40} is not built; valid: {only}")
     fields = {ours: theirs[name] for name, ours in TABLE[kind].fields.items() if theirs.get(name) is not None}
     activation = theirs.get("activation_function" if kind == "gpt2" else "hidden_act", "?")
-    gated = kind == "llama"
-    valid = [name for name, mlp in ACTIVATIONS.items() if (mlp == "swiglu") == gated]
+    valid = [name for name, mlp in ACTIVATIONS.items() if (mlp == "swiglu") == (kind == "llama")]
     if activation not in valid:
         raise InputError(f"config.json: activation {activation!r:.40} is not built; valid: {', '.join(valid)}")
     more: dict[str, Any] = {"mlp": ACTIVATIONS[activation]}

@@ -187,8 +187,8 @@ def _notes(points: pd.DataFrame) -> tuple[str, ...]:
     if any(points["floor"].notna()):
         language = points["language_floor"].dropna().iloc[0]
         notes.append(
-            "Entropy floor: what the language's own probabilities reach on the same sample, ± 1.96 standard errors; "
-            f"{number(language)} over the whole language. No model can be expected below it."
+            "Entropy floor: what the language's own probabilities reach on all held-out text, ± 1.96 standard errors "
+            f"of what is scored of it; {number(language)} over the whole language. No model can be expected below it."
         )
     if any(points["diverged_runs"]):
         notes.append("Diverged: a loss was not a number, or the last training loss stands above the first.")

@@ -8,7 +8,7 @@ import pandas as pd
 
 from harness.records.frames import once_for_all
 from harness.records.parts import Evaluation
-from harness.records.record import Record, float_or_nan
+from harness.records.record import Record
 
 
 @once_for_all
@@ -26,7 +26,7 @@ def evaluations(records: Sequence[Record]) -> pd.DataFrame:
             shown = {name: getattr(last, name) for name in OF_AN_EVALUATION}
             key = json.dumps(last.key or {}, sort_keys=True)
             shown |= {"id": record.id, "key": key, "questions": last.total, "course": tuple(course)}
-            rows.append(shown | _floor(record, last))
+            rows.append(shown | floor_of(record, last))
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
@@ -38,14 +38,16 @@ FLOOR = ("floor", "floor_standard_error", "language_floor", "above_floor")
 COLUMNS = ["id", *OF_AN_EVALUATION, "key", "questions", *FLOOR, "course"]
 
 
-def _floor(record: Record, last: Evaluation) -> dict[str, float]:
-    entropy = record.resolved.data.entropy if record.resolved.data else None
-    if not entropy or (last.name, last.kind) != ("valid", "causal"):
+def floor_of(record: Record, last: Evaluation) -> dict[str, float]:
+    """Return FLOOR of an evaluation; the error is that of as many tokens as it scores, mostly a part of the text."""
+    data = record.resolved.data
+    if not data or not data.entropy or (last.name, last.kind) != ("valid", "causal"):
         return dict.fromkeys(FLOOR, math.nan)
-    floor, error = math.exp(entropy.floor), entropy.valid.standard_error if entropy.valid else None
+    floor, sample, scored = math.exp(data.entropy.floor), data.entropy.valid, last.tokens or math.nan
+    error = (sample and sample.standard_error) or math.nan
     return {
         "floor": floor,
-        "floor_standard_error": floor * float_or_nan(error),
-        "language_floor": math.exp(entropy.nats_per_token),
+        "floor_standard_error": floor * error * ((data.valid_tokens or scored) / scored) ** 0.5,
+        "language_floor": math.exp(data.entropy.nats_per_token),
         "above_floor": last.token_perplexity / floor - 1,
     }

@@ -234,8 +234,7 @@ class Entropy:
     @property
     def floor(self) -> float:
         """Nats per token that no model can be expected to beat on the validation sample."""
-        sample = self.valid.nats_per_token if self.valid else None
-        return self.nats_per_token if sample is None else sample
+        return self.nats_per_token if not self.valid or self.valid.nats_per_token is None else self.valid.nats_per_token
 
 
 @dataclass(config=READ, slots=True)
@@ -244,6 +243,7 @@ class Data:
 
     name: str | None = None
     sha256: str | None = None
+    valid_tokens: Some | None = None
     entropy: Entropy | None = None
 
 

@@ -143,16 +143,13 @@ def write_proteins(folder: Path, config: ProteinConfig) -> Manifest:
             for _ in range(count):
                 writer.splits[name].count_document(bytes=config.length, words=1)
             nats = families.nats(found) if name == "valid" else nats
-        # Rounded, as in `write_synthetic`
         known, tokens = families.nats_of_known, config.length + 1
-        rates = (families.nats_per_token, known * config.length, known, nats.mean() / tokens)
-        per_token, per_word, per_byte, valid = (round(float(rate), 10) for rate in rates)
         floors = Entropy(
             language=dataclasses.asdict(config),
-            nats_per_token=per_token,
-            nats_per_word=per_word,
-            nats_per_byte=per_byte,
-            valid_nats_per_token=valid,
-            valid_standard_error=round(float(nats.std(ddof=1) / len(nats) ** 0.5 / tokens), 10),
+            nats_per_token=families.nats_per_token,
+            nats_per_word=known * config.length,
+            nats_per_byte=known,
+            valid_nats_per_token=nats.mean() / tokens,
+            valid_standard_error=nats.std(ddof=1) / len(nats) ** 0.5 / tokens,
         )
         return writer.finish("synthetic", entropy=floors)

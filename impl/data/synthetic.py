@@ -140,14 +140,11 @@ def write_synthetic(folder: Path, config: SyntheticConfig) -> Manifest:
             letters = source.spell(chains[name])
             writer.splits[name].add_tokens(letters)
             writer.splits[name].count_document(bytes=len(letters), words=words)
-        # Rounded: the last bits are the linear algebra library's, and the manifest is the data's identity
-        rate, valid_rate, valid_error = (
-            round(nats, 10) for nats in (source.nats_per_letter, *code_length(source, chains["valid"]))
-        )
+        rate, (valid_rate, valid_error) = source.nats_per_letter, code_length(source, chains["valid"])
         entropy = Entropy(
             language=dataclasses.asdict(config),
             nats_per_token=rate,
-            nats_per_word=round(source.nats_per_word, 10),
+            nats_per_word=source.nats_per_word,
             nats_per_byte=rate,
             valid_nats_per_token=valid_rate,
             valid_standard_error=valid_error,

@@ -4,12 +4,12 @@ import dataclasses
 import hashlib
 import json
 from dataclasses import field
-from functools import cached_property
+from functools import cached_property, partial
 from pathlib import Path
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import numpy as np
-from pydantic import Field, TypeAdapter, ValidationError
+from pydantic import AfterValidator, Field, TypeAdapter, ValidationError
 from pydantic.dataclasses import dataclass
 
 from impl.data.tokenizer import TOKENIZER_FILE, Tokenizer
@@ -49,18 +49,22 @@ class SourceText:
     sha256: str
 
 
+Rounded = Annotated[float, AfterValidator(partial(round, ndigits=10))]
+"""Number without its last bits: they are the linear algebra library's, and the manifest is the data's identity."""
+
+
 @dataclass(frozen=True, kw_only=True, config=CHECKED)
 class Entropy:
     """Lowest cross-entropy that any model can reach on a synthetic text, in nats."""
 
     language: dict[str, Any]
-    nats_per_token: float
+    nats_per_token: Rounded
     """Exact entropy rate of the source; of protein families, a lower bound: that of sequences of known families."""
-    nats_per_word: float
-    nats_per_byte: float
-    valid_nats_per_token: float
+    nats_per_word: Rounded
+    nats_per_byte: Rounded
+    valid_nats_per_token: Rounded
     """Code length of the validation text itself under its true source."""
-    valid_standard_error: float
+    valid_standard_error: Rounded
     """Standard error of `valid_nats_per_token` as an estimate of the source's."""
 
 

@@ -10,10 +10,13 @@ import pytest
 from harness.analysis import perplexity, tables
 from harness.analysis.failures import failures_table
 from harness.analysis.render import Column, Table
-from harness.records.parts import Evaluation
+from harness.records.evaluations import floor_of
+from harness.records.parts import Data, Entropy, Evaluation, Sample
 from harness.records.record import Record
 from harness.report import results
+from impl.data.synthetic import SyntheticConfig, code_length, make_source
 from impl.errors import InputError
+from impl.seeding import derive
 from tests.harness.made_up_records import KEY, record, with_pipeline, without_numbers
 
 
@@ -156,8 +159,32 @@ def test_perplexity_with_floor_and_share_above_it() -> None:
     assert row["word_perplexity"] == pytest.approx(math.exp(2.2 * 4))
     assert row["bits_per_byte"] == pytest.approx(2.2 / math.log(2))
     assert row["floor"] == pytest.approx(math.exp(2.0))
-    assert row["floor_half_width"] > 0
+    assert row["floor_half_width"] == pytest.approx(1.96 * 0.005 * math.exp(2.0))
     assert row["above_floor"] == pytest.approx(math.exp(0.2) - 1)
+
+
+def test_the_floor_is_less_certain_where_a_part_of_the_text_is_scored() -> None:
+    part = record(nats=2.2)
+    assert part.resolved.data is not None
+    part.resolved.data.valid_tokens = 9 * (part.last_evaluations[0].tokens or 0)
+    (table,) = perplexity.perplexity_tables([part])
+    assert rows(table)[0]["floor_half_width"] == pytest.approx(3 * 1.96 * 0.005 * math.exp(2.0))
+
+
+def test_a_languages_own_probabilities_are_within_the_error_of_its_floor() -> None:
+    """On the first windows of the held-out text too, of which a run scores no more."""
+    config = SyntheticConfig()
+    source = make_source(config)
+    words = source.sample(derive(config.seed, "valid"), round(config.valid_tokens / source.letters_per_word))
+    floor, error = code_length(source, words)
+    entropy = Entropy(nats_per_token=source.nats_per_letter, valid=Sample(nats_per_token=floor, standard_error=error))
+    perfect = record()
+    perfect.resolved.data = Data(valid_tokens=len(source.spell(words)), entropy=entropy)
+    for count in (500, 1000, 5000, 10_000):
+        tokens = len(source.spell(words[:count]))
+        nats = code_length(source, words[:count])[0] * tokens
+        found = floor_of(perfect, Evaluation(name="valid", kind="causal", step=1, nats=nats, tokens=tokens))
+        assert abs(found["above_floor"]) < 2 * found["floor_standard_error"] / found["floor"]
 
 
 def test_sizes_against_placements_with_what_diverged() -> None:
