@@ -8,7 +8,7 @@ from functools import cache
 from experiments.ptdp2021 import SELENE
 from harness.experiment.kit import (
     GB, MICROBATCHES, MODEL, PP, RANKS, SCHEDULE, UNTESTED, Estimate, Measure, ModelConfig, Plan, Point, Printed,
-    Record, Run, apart_from, exact, flop_rate, known, noted, points, published, with_printed,
+    Record, Run, apart_from, exact, flop_rate, known, noted, points, published, simulated, with_printed,
 )  # fmt: skip
 from impl.pipeline.schedule import Op
 from impl.simulator.periodic import execute
@@ -104,8 +104,13 @@ def samples_per_second(one: Point) -> float:
 
 
 def bubble(one: Point) -> Estimate:
-    """Return the share of the step, not of the computing time, that is idle, as table 5 counts."""
-    return one.estimate(lambda record: record.bubble / (1 + record.bubble))
+    """Return the share of the step, not of the computing time, that is idle, as table 5 counts.
+
+    Of a simulated step the error that is its own, by which gains are uncertain, is one of its idle time.
+    """
+    found = one.estimate(lambda record: record.bubble / (1 + record.bubble))
+    own = (one.estimate(flop_rate).causes or {}).get(one.records[0].id, 0.0)
+    return replace(found, half_width=simulated(1 - found.mean, {"own": own}).half_width) if own else found
 
 
 def bubble_by_paper(one: Point) -> float:

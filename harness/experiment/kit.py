@@ -31,7 +31,7 @@ from harness.experiment.tiers import AT_ONCE, NEEDS_TEXT, Tier, cost
 from harness.figures.style import figure_of
 from harness.records.measures import about, size_name
 from harness.records.record import Record, point
-from harness.records.statistics import UNKNOWN, Estimate, estimate, exact
+from harness.records.statistics import UNKNOWN, Estimate, estimate, exact, simulated
 from impl.data.config import DataConfig
 from impl.evaluation_config import EvaluationConfig
 from impl.model.config import ModelConfig

@@ -14,7 +14,7 @@ from harness.predict.memory import predicted
 from harness.records.record import Record
 from impl.cost.parameters import count_parameters
 from impl.run import Run
-from tests.experiments.as_printed import A100, ABSENT, NO, PARTLY, YES, fast, simulated, verdicts
+from tests.experiments.as_printed import A100, ABSENT, NO, OPEN, PARTLY, YES, fast, simulated, verdicts
 from tests.harness.made_up_records import record_of
 
 THROUGHPUT, MEMORY = load("zerobubble2024/throughput"), load("zerobubble2024/memory")
@@ -63,6 +63,14 @@ def test_verdicts_on_throughput_turn() -> None:
     one = of_paper(lambda run, gain: 0.9 if run.plan.schedule == "zb_h1" and run.plan.pp == 32 else gain)
     assert verdicts(THROUGHPUT, one)[0] == PARTLY
     assert verdicts(THROUGHPUT, of_paper(lambda _, gain: gain, bubble=2.0))[3] == NO
+
+
+@pytest.mark.parametrize(("error", "said"), [(0.01, YES), (0.02, OPEN)])
+def test_the_error_of_a_step_is_one_of_its_bubble(error: float, said: str) -> None:
+    records = of_paper(lambda _, gain: gain)
+    for record in records:
+        record.prediction = replace(record.prediction, own_sd=error)
+    assert verdicts(THROUGHPUT, records)[3] == said
 
 
 def test_other_times_of_passes_give_other_bubbles(monkeypatch: pytest.MonkeyPatch) -> None:
