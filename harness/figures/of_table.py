@@ -90,11 +90,10 @@ def _rate_lines(ax: "Axes", rows: pd.DataFrame, key: str, style: str, names: Seq
     ticks = sorted(set(rows["at"]), key=_by_numbers)
     rows = rows.assign(x=pd.Categorical(rows["at"], ticks).codes).sort_values("x")
     for name, of_line in rows.groupby("line", sort=False):
-        at, rates = list(of_line["x"]), [rate / 1e12 for rate in of_line[key]]
         own = mark(names.index(str(name)))
-        ax.plot(at, rates, linestyle=style, label=name, **own)
-        crowded = [(x, y) for x, y, over in zip(at, rates, of_line["oversubscribed"], strict=True) if over]
-        ax.plot(*zip(*crowded, strict=True), **HOLLOW, **own) if crowded else None
+        with_intervals(ax, of_line, key, 1e12, at="x", linestyle=style, label=name, **own)
+        crowded = pd.DataFrame(of_line[of_line["oversubscribed"]])
+        ax.plot(list(crowded["x"]), list(crowded[key] / 1e12), zorder=3, **HOLLOW, **own) if len(crowded) else None
     named = [re.fullmatch(r"([^\d,]+) (\d+)", tick) for tick in ticks]
     shared = {found[1] for found in named if found}
     if all(named) and len(shared) == 1:
@@ -124,7 +123,8 @@ def of_ideal(ax: "Axes", **labels: str) -> None:
     drawing.with_room_above(ax)
 
 
-def with_intervals(ax: "Axes", rows: pd.DataFrame, measure: str, scale: float, **style: Any) -> None:
+def with_intervals(ax: "Axes", rows: pd.DataFrame, measure: str, scale: float, at: str = "ranks", **style: Any) -> None:
     """Draw a line through the means, with 95% intervals if there are any."""
-    values, widths = rows[measure] / scale, rows[f"{measure}_half_width"].fillna(0.0) / scale
-    ax.errorbar(list(rows["ranks"]), list(values), yerr=list(widths), capsize=3, **style)
+    width = f"{measure}_half_width"
+    widths = list(rows[width].fillna(0.0) / scale) if width in rows else None
+    ax.errorbar(list(rows[at]), list(rows[measure] / scale), yerr=widths, capsize=3, **style)

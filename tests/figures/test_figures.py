@@ -5,6 +5,7 @@ import numpy as np
 import pandas as pd
 import pytest
 from matplotlib.axes import Axes
+from matplotlib.collections import LineCollection
 from matplotlib.container import ErrorbarContainer
 
 from harness.analysis.render import Table
@@ -179,6 +180,13 @@ def test_rates_are_drawn_beside_the_published_in_a_panel_of_their_own() -> None:
     figure = figures.lines(Table("own", "Of my own", (), pd.DataFrame([*ours, *papers], columns=pd.Index(columns))))
     assert figure is not None
     assert [round(ax.get_ylim()[1]) for ax in figure.axes] == [4, 177], "a few cores' rates are seen beside a GPU's"
+    repeated = pd.DataFrame([*ours, *papers], columns=pd.Index(columns)).assign(flop_rate_half_width=5e11)
+    figure = figures.lines(Table("own", "Of my own", (), repeated))
+    assert figure is not None
+    drawn_bars = [[part for part in ax.collections if isinstance(part, LineCollection)] for ax in figure.axes]
+    bars = [[part.get_segments() for part in parts] for parts in drawn_bars]
+    assert [[[y for _, y in one.tolist()] for one in part] for part in bars[0]] == [[[3.5, 4.5], [2.5, 3.5]]]
+    assert bars[1] == [], "what is printed has no interval"
     assert set(drawn([ours[0], *papers])) == {published}
     assert drawn([ours[0], papers[0]]) == {}
     assert figures.lines(Table("other", "", (), pd.DataFrame())) is None
