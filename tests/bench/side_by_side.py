@@ -122,8 +122,9 @@ def notes(run: Run, device: Mapping[str, Any], *, warmup: int) -> list[str]:
         f"{model.seq_len}, vocabulary {model.vocab_size:,}; a step is {recipe.global_batch} sequences in microbatches "
         f"of {recipe.microbatch}, gradient clipping and AdamW on fp32 weights.",
         f"Step time: the slowest rank's, median of {recipe.steps - warmup} steps after {warmup}; all engines of a cell "
-        "take turns step by step in the same processes. Interval: 95%, bootstrap over the pairs. Below 1 ours is "
-        "faster. Losses: the largest relative difference at any step.",
+        "take turns step by step in the same processes. Interval: 95%, bootstrap over the pairs, of one start of the "
+        "processes, which says nothing of how starts and days differ. Below 1 ours is faster. Losses: the largest "
+        "relative difference at any step.",
         f"{run.plan.world_size} {'ranks' if run.plan.world_size > 1 else 'rank'} of {device['torch_threads']} thread, "
         f"{device['backend']}, on {device['device_name']}; torch {torch.__version__}. Cores of one machine and their "
         "loopback tell about mechanics, not about a cluster.",
