@@ -143,10 +143,6 @@ def at_scale() -> list[Run]:
     return [plan(grid) for grid in grids(1024, has_d=True, least=64, most=16)]
 
 
-def of_abstract(text: str, check: Check) -> Claim:
-    return Claim(text, "abstract", check, kind="direction", about="network")
-
-
 SHOWN = (
     MODEL, DEVICE, RANKS, of_run("grid", "grid (x, y, z, d)", name, text=True),
     gigabytes("moved", "moved by a rank", moved),
@@ -160,8 +156,10 @@ EXPERIMENT = Experiment(
     source="AxoNN 2023, abstract; its model: examples/comm_model.py of axonn-ai/Megatron-AxoNN at 8a4ae24",
     expectation="ranks count what the formula says; the model's first grids have the fastest",
     claims=(
-        of_abstract("grids that the model has later communicate longer", in_order(added)),
-        of_abstract("the fastest grid is among the first five of the model", few_have_the_fastest),
+        Claim("grids that the model has later communicate longer", "abstract", in_order(added),
+              kind="self-consistency", about="network"),
+        Claim("the fastest grid is among the first five of the model", "abstract", few_have_the_fastest,
+              kind="direction", about="network"),
         Claim("the model, as stored, has the bytes that a layer's products send", "examples/comm_model.py",
               stored_is_exact, kind="arithmetic", tolerance=EXACT),
         Claim("the grid that sends least is not Megatron's, which has x alone", "abstract", least_is_no_line,

@@ -148,7 +148,7 @@ EXPERIMENT = Experiment(
     "beginning, are assumed. Microbatches are 1, as in the launch scripts; `strong, fitted` has 4, as in the DeepSpeed "
     "configuration stored with them, picked because its pipeline bubble gives the published strong scaling. With 4 the "
     "inputs of recomputed layers are divided among the tensor-parallel ranks, as 1T does not fit 64 GiB by prediction "
-    "otherwise. At `smoke` and `small` a replica is one rank, without a pipeline: what is lost is communication alone.",
+    "otherwise. At `smoke` and `small` a replica is one rank, no pipeline; microbatches are 2 (weak) and 4 (strong).",
     runs={
         "smoke": [run for kind in KINDS for run in on_two(SMOKE, kind)],
         "small": repeated([run for kind in KINDS for run in on_two(SMALL, kind)], 8),
