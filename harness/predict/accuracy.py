@@ -143,7 +143,8 @@ def _notes(results: Sequence[Result]) -> tuple[str, ...]:
     missed = [row.name for row, off in zip(h100.rows, h100.off, strict=True) if abs(off) > FAR]
     return (
         "Only constants are fitted, and only to other rows; the laws and the constants' priors were written with all "
-        "these errors in sight. H5, H6: one campaign of measurements, 96 rows fitted to, these 420 not.",
+        "these errors in sight. H5, H6: one campaign of measurements, 96 rows fitted to, these 420 not. H2: two or "
+        "three chunks a rank are assumed, of which the paper says nothing; LOG has the errors without.",
         "BLOOM: the law of heads whose rows are not of 16 bytes was written with these rows in sight; it then met the "
         "1.5B model of ZeRO's figure 2 (heads of 100) to 5 and 7%, which was 67 and 79% too fast. One row of BLOOM's "
         "(line 830) is missed by 28%; what sets it apart is not known.",
