@@ -2,7 +2,7 @@
 
 import sys
 
-from harness.cli.main import main
+from harness.cli.installed import main
 
 if __name__ == "__main__":
     sys.exit(main())

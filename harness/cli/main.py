@@ -49,6 +49,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit status: 0, 1 if a point or verb failed, 2 for bad input, 130: interrupted."""
     argv = list(sys.argv[1:] if arguments is None else arguments)
     signal.signal(signal.SIGTERM, _interrupt)
+    if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # else it is ignored, as by nohup, or raises already
+        signal.signal(signal.SIGINT, _interrupt)
     _make_printable()
     os.environ["MPLBACKEND"] = "agg"  # figures are only written; an unknown name would fail matplotlib's import
     gc.set_threshold(OBJECTS * (10 if argv[:1] and argv[0] in READERS else 1))

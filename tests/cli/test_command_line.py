@@ -3,6 +3,7 @@
 import functools
 import os
 import shutil
+import signal
 import subprocess
 import sys
 from pathlib import Path
@@ -288,6 +289,20 @@ def test_what_runs_nothing_loads_nothing_large(arguments: list[str]):
     assert ("usage: " in done.stdout.lower()) == ("--help" in arguments)
     assert done.returncode == 0 or "--help" not in arguments
     assert not loaded & {"torch", "pandas", "numpy", "matplotlib", "scipy", "submitit"}
+
+
+@pytest.mark.parametrize("when", ["sys.meta_path.insert(0, Interrupt)", "atexit.register(interrupt)"])
+def test_ctrl_c_while_python_imports_or_ends_prints_no_traceback(when: str):
+    program = (
+        "import atexit, os, signal, sys\n"
+        "signal.signal(signal.SIGINT, signal.default_int_handler)\n"  # which a test in the background ignores
+        "interrupt = lambda *_: os.kill(os.getpid(), signal.SIGINT)\n"
+        "class Interrupt: find_spec = lambda name, *_: interrupt() if name == 'tyro' else None\n"
+        f"from harness.cli.installed import main; {when}; sys.exit(main())"
+    )
+    done = subprocess.run([sys.executable, "-c", program, "no-verb"], cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == -signal.SIGINT
+    assert "Traceback" not in done.stderr
 
 
 # Anything at all ----------------------------------------------------------------------------------------------------

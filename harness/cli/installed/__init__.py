@@ -6,6 +6,7 @@ In an editable installation they are found without it.
 `lmscale.run(what)` trains, `lmscale.load(folder).frame()` reads: `harness.cli.api` documents both.
 """
 
+import signal
 import sys
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,17 @@ def __dir__() -> list[str]:
 
 
 def main() -> int:
-    """Run the verb that the command line names."""
+    """Run the verb that the command line names; Ctrl-C while Python imports or ends prints no traceback."""
+    _end_on_signals()
     from harness.cli.main import main
 
-    return main()
+    try:
+        return main()
+    finally:
+        _end_on_signals()
+
+
+def _end_on_signals() -> None:
+    for number in (signal.SIGINT, signal.SIGTERM):
+        if signal.getsignal(number) is not signal.SIG_IGN:  # as by nohup
+            signal.signal(number, signal.SIG_DFL)
