@@ -32,9 +32,9 @@ QUEUE_FIELDS = "JobArrayID:64,State:32,RestartCnt:16,Reason:64"
 MOST_TASKS = 4_000_000
 """Largest array that Slurm supports."""
 NO_SUCH_JOB = "Invalid job id specified"
-NO_ACCOUNTING = "accounting storage is disabled"
-NO_CLUSTER = "Could not establish a configuration source"
-"""Message of Slurm's commands on a machine that belongs to no cluster."""
+NO_ACCOUNTING = ("accounting storage is disabled", "no sacct on this machine")
+NO_CLUSTER = ("Could not establish a configuration source", "no squeue on this machine")
+"""Messages of Slurm's commands and of `ask` on a machine that belongs to no cluster."""
 
 _behind: dict[str, float] = {}
 """Times at which jobs were first missing from the queue while the accounting had no end of them."""
@@ -47,13 +47,13 @@ def states(numbers: Sequence[str]) -> dict[str, JobState]:
     arrays = ",".join(sorted({number.partition("_")[0] for number in numbers}))
     # squeue fails if asked only for a job that it has forgotten, and leaves out such a job among several
     command = ["squeue", "--noheader", "--array", "--states=all", f"--jobs={arrays}", f"--Format={QUEUE_FIELDS}"]
-    queue = _ask(command, no_answer=(NO_SUCH_JOB, NO_CLUSTER))
-    if queue in (None, NO_CLUSTER):
-        return dict.fromkeys(numbers, SILENT if queue is None and shutil.which("squeue") else ABSENT)
+    queue = _ask(command, no_answer=(NO_SUCH_JOB, *NO_CLUSTER))
+    if queue is None or queue in NO_CLUSTER:
+        return dict.fromkeys(numbers, SILENT if queue is None else ABSENT)
     found = in_queue(queue)
     if gone := [number for number in numbers if number not in found]:
         fields = ["--noheader", "--parsable2", "--allocations", "--format=JobID,State"]
-        accounts = _ask(["sacct", *fields, f"--jobs={arrays}"], no_answer=(NO_ACCOUNTING,))
+        accounts = _ask(["sacct", *fields, f"--jobs={arrays}"], no_answer=NO_ACCOUNTING)
         found |= dict.fromkeys(gone, SILENT) if accounts is None else _overtaken(in_accounts(accounts, gone))
     return {number: found[number] for number in numbers}
 

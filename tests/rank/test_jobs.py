@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 
 from harness.rank import jobs, slurm_queue
-from harness.rank.job import BEHIND, ELSEWHERE, JOB, SILENT, STOP, JobState, adopt, job_of, keep
+from harness.rank.job import ABSENT, BEHIND, ELSEWHERE, JOB, SILENT, STOP, JobState, adopt, job_of, keep
 from harness.rank.jobs import states
 from harness.rank.slurm_queue import in_accounts, in_queue
 
@@ -141,7 +141,7 @@ def test_all_jobs_are_asked_for_at_once(slurm: Callable[..., list[list[str]]], t
         ({"squeue": None}, "unknown"),
         ({"squeue": "", "sacct": None}, "unknown"),
         ({"squeue": "", "sacct": "5_0|RUNNING"}, "unknown"),
-        ({"squeue": "", "sacct": slurm_queue.NO_ACCOUNTING}, "ended"),
+        ({"squeue": "", "sacct": slurm_queue.NO_ACCOUNTING[0]}, "ended"),
         ({"squeue": slurm_queue.NO_SUCH_JOB, "sacct": "5_0|COMPLETED"}, "ended"),
     ],
 )
@@ -152,6 +152,19 @@ def test_a_scheduler_that_does_not_answer_ends_no_job(
     slurm_queue._behind.clear()
     [state] = states(list(attempts_of(tmp_path, "5_0").values())).values()
     assert state.name == name
+
+
+def test_a_cluster_without_sacct_has_no_accounts_and_a_machine_without_squeue_no_cluster(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    programs = tmp_path / "bin"
+    programs.mkdir()
+    monkeypatch.setenv("PATH", str(programs))
+    [attempt] = attempts_of(tmp_path, "5").values()
+    assert states([attempt]) == {attempt: ABSENT}
+    (programs / "squeue").write_text("#!/bin/sh\n")
+    (programs / "squeue").chmod(0o755)
+    assert states([attempt]) == {attempt: JobState("ended")}
 
 
 def test_accounts_that_missed_the_end_of_a_job_do_not_keep_it_for_ever(
