@@ -44,8 +44,11 @@ BUSY = (
 TRIES, PAUSE_SECONDS = 12, 10.0
 OF_CLUSTER = {"SLURM_CONF", "SLURM_CLUSTERS"}
 """Slurm's variables that are about no job."""
-SET_BY_ALL = ("array_inx", "gpus_per_node", "job_name", "no_requeue", "open_mode", "requeue", "signal", "timelimit")
-"""Options that each script sets, as the variables are named by which a user's shell would override it."""
+SET_BY_ALL = (
+    *("array_inx", "error", "gpus_per_node", "job_name", "no_requeue", "open_mode", "output", "requeue", "signal"),
+    *("timelimit", "wait"),
+)
+"""Options that each script sets, or that no job may have, as a user's shell names the variables that override it."""
 SET_BY_SITE = ("account", "constraint", "partition", "qos", "reservation")
 """Options that a script sets if its site does; a user's shell may otherwise."""
 
@@ -215,8 +218,9 @@ class Site:
                 f"export PYTHONPATH={shlex.quote(str(CODE))}${{PYTHONPATH:+:$PYTHONPATH}}",
                 *site.setup,
             ],
-            # srun does not take the processors from sbatch; a supervisor exits otherwise only when it was killed
-            srun_args=["--kill-on-bad-exit=1", *([f"--cpus-per-task={cpus}"] if cpus else [])],
+            # srun does not take the processors from sbatch, but SBATCH_EXPORT=NONE, under which a task has no setup;
+            # a supervisor exits otherwise only when it was killed
+            srun_args=["--kill-on-bad-exit=1", "--export=ALL", *([f"--cpus-per-task={cpus}"] if cpus else [])],
             additional_parameters={"requeue": True, **extra},
         )
         return executor

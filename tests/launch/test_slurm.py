@@ -319,11 +319,13 @@ def test_what_a_site_says_is_not_overridden_by_variables_of_the_shell(
 ):
     """Slurm prefers SBATCH_PARTITION to a script's own line, and SBATCH_TIMELIMIT likewise."""
     folder = slurm(f"env | grep ^SBATCH_ | sort > variables; {ACCEPT}")
-    for name in ("ACCOUNT", "ARRAY_INX", "CORE_SPEC", "MEM_PER_CPU", "PARTITION", "TIMELIMIT"):
+    for name in ("ACCOUNT", "ARRAY_INX", "CORE_SPEC", "MEM_PER_CPU", "OUTPUT", "PARTITION", "TIMELIMIT", "WAIT"):
         monkeypatch.setenv(f"SBATCH_{name}", "7")
     site = Cluster(partition="main", memory_per_rank="1G", extra={"core-spec": 1})
     Site("slurm", cluster=site).submit(attempts(tmp_path, 1), 1, 60.0)
     assert (folder / "variables").read_text() == "SBATCH_ACCOUNT=7\n", "where the site names none"
+    [command] = [line for line in (folder / "script").read_text().splitlines() if line.startswith("srun ")]
+    assert "--export=ALL" in command.split(), "else a task has nothing of the script where SBATCH_EXPORT is NONE"
 
 
 @pytest.mark.parametrize("name", ["100%", "a\n#SBATCH --uid=0"])

@@ -120,6 +120,7 @@ def test_a_job_accepted_without_an_answer_ends_as_soon_as_it_starts(
     sbatch.chmod(0o755)
     monkeypatch.setenv("PATH", str(sbatch.parent), prepend=":")
     monkeypatch.setattr("harness.launch.slurm.PAUSE_SECONDS", 0.0)
+    monkeypatch.setenv("SBATCH_EXPORT", "NONE")  # as some sites' modules set it
     run = small(tokens, seed=104)
     assert sweep(store, [run], site=on_slurm()).ends == [(run.id, "ok")]
     first = (tmp_path / "first").read_text().split()[-1]
