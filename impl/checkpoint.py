@@ -1,7 +1,6 @@
 """Checkpoints that any layout can load: every tensor is whole, under a name that is the same in every layout."""
 
 import dataclasses
-import os
 import re
 import shutil
 import warnings
@@ -23,7 +22,7 @@ from impl.checkpoint_reader import CheckpointReader, add_digest
 from impl.chunks import Chunk, LoadChunks, SaveChunks, State, chunks
 from impl.device import Device
 from impl.errors import InputError
-from impl.files import rename
+from impl.files import rename, sync
 from impl.model.config import ModelConfig
 from impl.optim import Owned
 from impl.tensor_parallel.shards import shards_of
@@ -235,11 +234,11 @@ class Checkpoints:
         """Rename what all ranks have written; remove checkpoints that are too old or later than this step."""
         path = part.with_suffix("")
         add_digest(part)
-        _sync(part)
+        sync(part)
         if path.exists():
             rename(path, path.with_suffix(".old"))
         rename(part, path)
-        _sync(self.folder)
+        sync(self.folder)
         finished = _finished(self.folder)
         kept = sorted(s for s in finished if s <= step)[-self.keep :]
         for other in finished.keys() - set(kept):
@@ -274,9 +273,9 @@ def write_weights(folder: Path, weights: Mapping[str, Tensor], identity: State) 
     with _alone():
         dcp.save({}, storage_writer=_Writer(part), planner=SaveChunks(own, state), no_dist=True)
     add_digest(part)
-    _sync(part)
+    sync(part)
     rename(part, part.with_suffix(""))
-    _sync(folder)
+    sync(folder)
 
 
 @contextmanager
@@ -376,12 +375,3 @@ def _clear(folder: Path) -> None:
     for path in folder.glob("step-*"):
         if not NAME.fullmatch(path.name):
             shutil.rmtree(path)
-
-
-def _sync(folder: Path) -> None:
-    """Flush the names in a folder to disk."""
-    handle = os.open(folder, os.O_RDONLY)
-    try:
-        os.fsync(handle)
-    finally:
-        os.close(handle)

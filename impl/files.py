@@ -84,6 +84,15 @@ def rename(source: Path | str, target: Path | str) -> None:
         time.sleep(pause)
 
 
+def sync(folder: Path) -> None:
+    """Flush the names in a folder to disk, so that a rename outlives a machine's failure."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
 def _identity(path: Path | str) -> tuple[int, int] | None:
     """Device and inode of what lies at a path; None: nothing, or they cannot be read."""
     with contextlib.suppress(OSError):

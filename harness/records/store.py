@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from impl.errors import InputError
-from impl.files import naming, open_regular, rename
+from impl.files import naming, open_regular, rename, sync
 
 if TYPE_CHECKING:
     from harness.records.parts import Head
@@ -67,6 +67,8 @@ def write_atomically(path: Path, content: str | bytes, by_way_of: Path | None = 
     except BaseException:
         Path(name).unlink(missing_ok=True)
         raise
+    if is_lasting:
+        sync(path.parent)
 
 
 def loads(text: str) -> Any:

@@ -258,6 +258,18 @@ def test_the_last_text_written_is_the_one_there(tmp_path_factory: pytest.TempPat
     assert list(path.parent.iterdir()) == [path]
 
 
+def test_a_name_is_on_the_disk_before_the_writer_goes_on(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    synced, fsync = list[tuple[int, bool]](), os.fsync
+
+    def note(handle: int) -> None:
+        synced.append((os.fstat(handle).st_ino, (tmp_path / "file").exists()))
+        fsync(handle)
+
+    monkeypatch.setattr(os, "fsync", note)
+    write_atomically(tmp_path / "file", "text")
+    assert synced[-1] == (tmp_path.stat().st_ino, True)
+
+
 def test_a_file_in_the_way_is_told(tmp_path: Path):
     (tmp_path / "results").write_text("")
     with pytest.raises(InputError, match=r"results.*cannot be written"):
