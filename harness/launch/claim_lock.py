@@ -70,7 +70,13 @@ class Claim:
             raise ClaimLost from None
 
     def is_held(self) -> bool:
-        """Return True if no other harness has taken the point over."""
+        """Return True if no other harness has taken the point over.
+
+        Raises:
+            FileNotFoundError: the folder of all claims is gone, as where --out was removed or renamed.
+        """
+        if not (claims := self.folder.parents[1]).is_dir():
+            raise FileNotFoundError(errno.ENOENT, "it was removed or renamed under a sweep", str(claims.parent))
         return self.folder.is_dir()
 
 

@@ -536,6 +536,14 @@ def test_an_interrupt_cancels_what_runs_and_leaves_no_record_of_it(tokens: Path,
     assert folders(store) == []
 
 
+def test_a_folder_that_is_removed_under_a_sweep_is_named_and_not_made_again(tokens: Path, store: Store):
+    site = FakeSite(looks=10**9)
+    with pytest.raises(FileNotFoundError, match=f"removed or renamed.*{store.folder}"):
+        sweep(store, [small(tokens)], site=site, told=Told(on_look=lambda _: shutil.rmtree(store.folder)))
+    assert len(site.cancelled) == 1
+    assert not store.folder.exists()
+
+
 def test_an_interrupt_while_starting_leaves_no_attempt(tokens: Path, store: Store, monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("harness.launch.attempt.summary", interrupt)
     with pytest.raises(KeyboardInterrupt):
