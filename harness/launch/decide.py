@@ -92,14 +92,15 @@ def attempt_state(attempt: Path, states: Mapping[Path, JobState]) -> AttemptStat
 
 
 def is_forgotten(attempt: Path, state: JobState | None) -> bool:
-    """Return True if a job in Slurm's queue is over: no rank gives a sign of life, and all results are there.
+    """Return True if a job is over that seems to go on: no rank gives a sign of life, and all results are there.
 
-    Without all results it is over once the ranks of the job's last start have been silent for QUIET_SECONDS.
+    Without all results one in Slurm's queue is over once the ranks of its last start have been silent for
+    QUIET_SECONDS. Of a process of this machine, a signal may have stopped it as its ranks ended.
     """
-    if state is None or state.name not in ("pending", "running") or is_local(attempt):
+    if state is None or state.name not in ("pending", "running") or has_news(attempt, LIFE_SECONDS):
         return False
     if has_results(attempt):
-        return not has_news(attempt, LIFE_SECONDS)
+        return True
     is_last = state.restarts is not None and state.restarts == last_start(attempt)
     return state.name == "running" and is_last and not has_news(attempt, QUIET_SECONDS)
 

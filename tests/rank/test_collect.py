@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from harness.launch.decide import LIFE_SECONDS, QUIET_SECONDS, attempt_state
 from harness.rank.collect import document_of
 from harness.rank.heartbeat import Alive, write_alive
-from harness.rank.job import BEHIND, JOB, STOP, JobState, keep
+from harness.rank.job import BEHIND, STOP, JobState, keep
 from harness.rank.orders import UnreadableError
 from harness.rank.results import steps_so_far
 from harness.records.store import Store
@@ -102,9 +102,9 @@ def test_results_of_all_ranks_end_a_try_of_which_the_scheduler_knows_nothing(att
     assert attempt_state(attempt, {attempt: JobState("running")}) == "live", "who knows better is believed"
 
 
-@pytest.mark.parametrize("name", ["running", "pending"])
-def test_a_job_whose_end_its_scheduler_has_forgotten_ends_with_its_results(attempt: Path, name: Any):
-    keep(attempt, "slurm", "12")
+@pytest.mark.parametrize(("on", "name"), [("slurm", "running"), ("slurm", "pending"), ("local", "running")])
+def test_a_job_whose_end_is_not_seen_ends_with_its_results(attempt: Path, on: Any, name: Any):
+    keep(attempt, on, "12")
     running, long_ago = {attempt: JobState(name)}, time.time() - LIFE_SECONDS - 1
     for rank in range(2):
         assert attempt_state(attempt, running) == "live"
@@ -115,9 +115,6 @@ def test_a_job_whose_end_its_scheduler_has_forgotten_ends_with_its_results(attem
     assert attempt_state(attempt, running) == "ended"
     write_alive(attempt, 1, Alive(ended="finished"))
     assert attempt_state(attempt, running) == "live", "the job may be about to end"
-    (attempt / JOB).unlink()
-    keep(attempt, "local", "12")
-    assert attempt_state(attempt, running) == "live", "processes of this machine are seen themselves"
 
 
 def test_a_job_that_failed_and_whose_end_its_scheduler_has_forgotten_ends_once_its_ranks_are_long_quiet(attempt: Path):
