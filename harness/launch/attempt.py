@@ -117,6 +117,14 @@ def left_alone(points: Sequence[Point]) -> str:
     return f"{what} left alone, since the same code failed: {names}; --retry all runs them again"
 
 
+def left_running(count: int, experiment: str) -> str:
+    """Return a message on points whose jobs go on without the command that was interrupted."""
+    left = "1 point goes on" if count == 1 else f"{count} points go on"
+    # no other verb takes the run of `train`
+    shows, ends = ("the same command", "`scancel`") if experiment == "train" else ("`watch`", "`cancel`")
+    return f"{left} without this command: {shows} shows them, {ends} ends them"
+
+
 def shape(point: Point) -> tuple[int, int]:
     """Return the ranks of a point and the threads of each; points that agree in both can be one array of jobs."""
     return point.run.plan.world_size, point.run.threads

@@ -9,12 +9,13 @@ import signal
 import sys
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import closing
 from pathlib import Path
 
 from rich.console import Console
 
 from harness.experiment.experiment import Point
-from harness.launch.attempt import Entry, Jobs, Options, free, left_alone, orders, refusal, shape
+from harness.launch.attempt import Entry, Jobs, Options, free, left_alone, left_running, orders, refusal, shape
 from harness.launch.claim_lock import ClaimLost, Claims
 from harness.launch.decide import Todo, attempt_state, decide, document_of_attempt, is_local, is_same_code, waits_for
 from harness.launch.follow import Display, Follower
@@ -93,7 +94,7 @@ class Sweep:
         return {path: instead.get(state, state) for path, state in self.jobs.states(attempts).items()}
 
     def _go(self, points: Sequence[Point]) -> None:
-        with self.claims, self.turn:
+        with self.claims, closing(self.turn):
             try:
                 self.begin(points)
                 while self.is_open:
@@ -101,10 +102,8 @@ class Sweep:
                         time.sleep(POLL_SECONDS)
             except BaseException as error:
                 self._stop_mine()
-                if isinstance(error, KeyboardInterrupt) and (count := len(self.live)):
-                    left = "1 point goes on" if count == 1 else f"{count} points go on"
-                    shown = "`watch` shows them, `cancel` ends them"
-                    raise KeyboardInterrupt(f"{left} without this command: {shown}") from None
+                if isinstance(error, KeyboardInterrupt) and self.live:
+                    raise KeyboardInterrupt(left_running(len(self.live), self.store.experiment)) from None
                 raise
 
     def begin(self, points: Sequence[Point]) -> None:
@@ -122,7 +121,7 @@ class Sweep:
         """Start what there is room for, and settle what has ended; return True if there was anything."""
         ready = len(self.ready)
         if not self.mine:
-            self.turn.end()
+            self.turn.close()
         self._start()
         if changed := [] if self.options.detach else self._changed():
             self._settle(changed)

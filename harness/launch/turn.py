@@ -14,7 +14,7 @@ FOLDER = "LMSCALE_TURNS"
 
 
 class Turn:
-    """Turn of this process, as a context; it ends with the process, however that ends.
+    """Turn of this process, until it is closed; it ends with the process, however that ends.
 
     A lock on one file for each user and kind of device. Commands that run several points at a time, whose timings are
     not meant to be good, share it.
@@ -26,12 +26,6 @@ class Turn:
         self.file: IO[str] | None = None
         self.seen = ""
         """The process that was last shown."""
-
-    def __enter__(self) -> "Turn":
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.end()
 
     def take(self) -> bool:
         """Return True if it is this process's turn, also where no file can be locked; else say whose it is, once."""
@@ -57,7 +51,7 @@ class Turn:
         self.file = file
         return True
 
-    def end(self) -> None:
+    def close(self) -> None:
         """Let other processes have their turn."""
         if self.file is not None:
             self.file.close()

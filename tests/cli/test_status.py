@@ -146,6 +146,8 @@ def test_leaving_a_sweep_says_that_its_jobs_go_on(cluster: FakeSite, monkeypatch
     answer = call("watch", "made_up", "--out", "out")
     assert answer.status == 130
     assert counts() == {"running": 4}
+    answer = call("train", "--on", "slurm", "--out", "out")
+    assert "1 point goes on without this command: the same command shows them, `scancel` ends them" in answer.errors
     assert cluster.cancelled == []
 
 

@@ -3,6 +3,7 @@
 import os
 import signal
 from collections.abc import Iterator
+from contextlib import closing
 from pathlib import Path
 
 import pytest
@@ -45,7 +46,7 @@ def end(child: int) -> None:
 )
 def test_only_commands_that_time_nothing_train_together(other: int, jobs: int | None, waits: bool) -> None:
     told: list[str] = []
-    with Turn(options(jobs), "mine", told.append) as turn:
+    with closing(Turn(options(jobs), "mine", told.append)) as turn:
         assert [turn.take(), turn.take()] == [not waits] * 2
         said = f"process {other} (timed, smoke tier) trains on this machine; waiting, as both would be slower"
         assert told == [said] * waits, "once"
