@@ -186,7 +186,7 @@ class Checkpoints:
             InputError: it belongs to another model, vocabulary, seed or data, or all checkpoints are damaged.
         """
         self.wait()
-        saved, damaged = self._first(lambda: latest(self.folder))
+        saved, damaged = self.on_first(lambda: latest(self.folder))
         if saved is None:
             if damaged:
                 raise InputError(f"no whole checkpoint: {'; '.join(damaged)}; remove {self.folder} to start at step 0")
@@ -226,9 +226,9 @@ class Checkpoints:
 
     def _write(self, step: int, planner: SaveChunks) -> None:
         part = self.folder / f"step-{step:08}.part"
-        self._first(lambda: _clear(self.folder))
+        self.on_first(lambda: _clear(self.folder))
         dcp.save({}, storage_writer=_Writer(part), planner=planner, process_group=self.group)
-        self._first(lambda: self._publish(part, step))
+        self.on_first(lambda: self._publish(part, step))
 
     def _publish(self, part: Path, step: int) -> None:
         """Rename what all ranks have written; remove checkpoints that are too old or later than this step."""
@@ -245,7 +245,7 @@ class Checkpoints:
             rename(finished[other], finished[other].with_suffix(".old"))
         _clear(self.folder)
 
-    def _first(self, action: Callable[[], T]) -> T:
+    def on_first(self, action: Callable[[], T]) -> T:
         """Run an action on the first rank, and return its result or raise its error on every rank."""
         outcome: list[Any] = [None, None]
         if self.group.rank() == 0:

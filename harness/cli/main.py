@@ -48,9 +48,9 @@ LONGEST_NAME, LONGEST_MESSAGE = 100, 2000
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one verb; returns the exit status: 0, 1 if a point or verb failed, 2 for bad input, 130: interrupted."""
     argv = list(sys.argv[1:] if arguments is None else arguments)
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     if signal.getsignal(signal.SIGINT) is signal.SIG_DFL:  # else it is ignored, as by nohup, or raises already
-        signal.signal(signal.SIGINT, _interrupt)
+        signal.signal(signal.SIGINT, signal.default_int_handler)
     _make_printable()
     os.environ["MPLBACKEND"] = "agg"  # figures are only written; an unknown name would fail matplotlib's import
     gc.set_threshold(OBJECTS * (10 if argv[:1] and argv[0] in READERS else 1))
@@ -283,7 +283,3 @@ def _make_printable() -> None:
             setattr(sys, name, open(os.devnull, "w", encoding="utf-8"))  # noqa: SIM115 - until the end
         elif isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace", line_buffering=True)
-
-
-def _interrupt(*_: object) -> None:
-    raise KeyboardInterrupt

@@ -19,7 +19,7 @@ from pathlib import Path
 from typing import IO, TYPE_CHECKING, Literal
 
 from harness.rank.json_files import read_as
-from impl.files import rename
+from harness.records.store import write_atomically
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -167,11 +167,9 @@ class Alive:
 
 def write_alive(attempt: Path, rank: int, found: Alive) -> None:
     """Write a rank's state atomically; a full disk is ignored."""
-    path = attempt / f"rank-{rank}.alive.json"
-    with suppress(OSError):
-        new = path.with_suffix(".new")
-        new.write_text(json.dumps(asdict(found)))  # not synced: after a crash of the machine it is worth nothing
-        rename(new, path)
+    path, content = attempt / f"rank-{rank}.alive.json", json.dumps(asdict(found))
+    with suppress(OSError):  # after a crash of the machine it is worth nothing
+        write_atomically(path, content, by_way_of=attempt, is_lasting=False)
 
 
 def read_alive(attempt: Path, rank: int) -> Alive | None:

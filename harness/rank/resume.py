@@ -4,7 +4,7 @@ import time
 from collections.abc import Callable
 from datetime import timedelta
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any
 
 import torch.distributed as dist
 
@@ -15,7 +15,6 @@ from impl.errors import InputError
 from impl.files import rename
 from impl.train import Trainer
 
-T = TypeVar("T")
 LOOK_SECONDS = 1.0
 """Approximate time between two looks for a request to end."""
 AGREE_AFTER = 2
@@ -128,7 +127,7 @@ class Continuation:
                 if "cannot be loaded" not in str(error):
                     raise
                 warnings.append(str(error))
-                if not self._on_first(lambda: _put_aside(self.folder)):
+                if not self.checkpoints.on_first(lambda: _put_aside(self.folder)):
                     raise DamagedError(str(error)) from error
         if loaded is None or before is None:
             return None, warnings
@@ -153,13 +152,7 @@ class Continuation:
                 _put_aside(self.folder, common if saved is not None else -1)
             return damaged
 
-        return self._on_first(look)
-
-    def _on_first(self, action: Callable[[], T]) -> T:
-        """Do an action on the first rank, and return its result on every rank."""
-        results: list[Any] = [action() if self.group.rank() == 0 else None]
-        dist.broadcast_object_list(results, group=self.group, group_src=0)
-        return results[0]
+        return self.checkpoints.on_first(look)
 
     def after(self, steps: int, measured: Measured, seconds: float = 0.0) -> bool:
         """Save a checkpoint if one is due after this many steps; return True if training ends here, with all saved."""

@@ -8,7 +8,6 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any
 
-from harness.cli.main import _interrupt
 from harness.launch import sweep as sweeps
 from harness.launch.flags import Saving
 from harness.launch.site_file import Cluster
@@ -75,7 +74,7 @@ def main(folder: Path, run: Run, on: Where, phase: str, what: str) -> None:
     elif phase in ("record write", "clearing up"):
         at_renaming(fault, f"{run.id}.json", behind=phase == "clearing up")
     sweeps.SCHEDULER_SECONDS = 1.0  # shorter than the pause
-    signal.signal(signal.SIGTERM, _interrupt)
+    signal.signal(signal.SIGTERM, signal.default_int_handler)
     sweep(store, [run], site=chosen, told=told, saving=SAVING)
 
 
