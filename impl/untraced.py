@@ -24,12 +24,11 @@ def untraced(function: Callable[P, R]) -> Callable[P, R]:
     def hide() -> None:
         nonlocal chosen
         chosen = torch.compiler.disable(function)
+        torch._dynamo.decorators.skip(call)  # its code, which all wrappers share, is compiled for no shapes
 
     def call(*args: P.args, **kwargs: P.kwargs) -> R:
         return chosen(*args, **kwargs)
 
-    # the compiler counts by code how often it compiles something again, and all of these would have one
-    call.__code__ = call.__code__.replace(co_name=function.__name__)
     _hides.append(hide)
     return wraps(function)(call)
 

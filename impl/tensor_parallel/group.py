@@ -58,6 +58,11 @@ class TensorParallel:
         return self.group.size()
 
     @property
+    def is_plain(self) -> bool:
+        """True if a product needs no collective, and autograd adds its gradient."""
+        return self.degree == 1 and self.weight_gradients is None
+
+    @property
     def part(self) -> Part:
         """Part of this rank in everything that is split over the group."""
         return Part(self.group.rank(), self.group.size())

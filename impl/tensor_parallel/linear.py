@@ -33,6 +33,8 @@ class ColumnParallelLinear(nn.Module):
         self.shards = {name: Shard(0, outputs, blocks) for name, _ in self.named_parameters()}
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.tp.is_plain:
+            return functional.linear(x, self.weight, self.bias)
         return parallel_linear(x, self.weight, self.bias, self.tp, before=self.tp.f)
 
 
@@ -51,6 +53,8 @@ class RowParallelLinear(nn.Module):
         self.shards = {"weight": Shard(1, inputs)}
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.tp.is_plain:
+            return functional.linear(x, self.weight, self.bias)
         return parallel_linear(x, self.weight, self.bias, self.tp, after=self.tp.g)
 
 
@@ -69,6 +73,7 @@ def with_shared_heads(qkv: Tensor, queries: int, group: dist.ProcessGroup) -> Te
     return torch.cat([own, parts.permute(1, 2, 0, 3).reshape(len(kv), -1)], 1)
 
 
+@untraced  # collectives that are started and awaited are not traced
 def parallel_linear(
     x: Tensor,
     weight: Tensor,
@@ -88,14 +93,7 @@ def parallel_linear(
     Args:
         can_wait: the weight gradient may be put off.
     """
-    if tp.degree == 1 and tp.weight_gradients is None:
-        return functional.linear(x, weight, bias)
-    return _between(x, weight, bias, tp, before, after, can_wait)
-
-
-@untraced  # collectives that are started and awaited are not traced
-def _between(x: Tensor, weight: Tensor, bias: Tensor | None, tp: TensorParallel, *how: Any) -> Tensor:
-    return cast(Tensor, _Linear.apply(x, weight, bias, tp, *how))
+    return cast(Tensor, _Linear.apply(x, weight, bias, tp, before, after, can_wait))
 
 
 class _Linear(torch.autograd.Function):

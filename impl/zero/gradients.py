@@ -139,11 +139,6 @@ class Gradients:
             self._fresh.update(bucket.parameters)
         return self.of[parameter]
 
-    def _close(self, parameter: nn.Parameter) -> None:
-        """Record that the parameter's gradient has been stored."""
-        self._fresh.discard(parameter)
-        self._count(parameter)
-
     def _buffer(self, bucket: Bucket) -> Tensor:
         """Memory for a bucket's gradient, used again by one after another (ZeRO's constant-size buffers, C_B)."""
         if bucket.layout.size > self._common:
@@ -158,7 +153,9 @@ class Gradients:
             flat[stop:start].zero_()  # padding
         return flat
 
-    def _count(self, parameter: nn.Parameter) -> None:
+    def _close(self, parameter: nn.Parameter) -> None:
+        """Record that the parameter's gradient has been stored, and reduce its bucket where it is full."""
+        self._fresh.discard(parameter)
         bucket = self._bucket_of[parameter]
         self._missing[bucket] -= 1
         missing, arrivals = self._missing[bucket], self._arrivals[bucket]

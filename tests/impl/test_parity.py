@@ -93,8 +93,10 @@ SHARED = {"kv_heads": 1, "parallel_residual": True, "rotary_fraction": 0.5}
 
 def compiled_gradients(one: Trainer) -> Found:
     """Compiled to machine code is one model; of others what is traced, whose code would take as long again."""
+    from torch._dynamo import config as of_tracing
     from torch._inductor import config
 
+    of_tracing.fail_on_recompile_limit_hit = True  # else it goes on uncompiled
     config.compile_threads = 1  # no processes that compile for this one, and import PyTorch first
     for layer in one.model.trunk.layers.values() if one.run.model.mlp == MODEL.mlp else ():
         layer.compile(backend="aot_eager")
