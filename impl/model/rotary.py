@@ -37,10 +37,8 @@ def rotate(qkv: Tensor, seq_len: int, heads: int, head_size: int, how: Rotary) -
     Shapes: [b s, (a + 2 g) d] -> the same; heads is a + g.
     """
     if torch.compiler.is_compiling():
-        by_head = qkv.view(-1, seq_len, qkv.shape[1] // head_size, head_size)
-        turning, others = by_head[:, :, :heads], by_head[:, :, heads:]
-        of_place = angles(seq_len, how, wide(qkv.dtype), qkv.device)
-        return torch.cat([turned(turning, *of_place), others], 2).view_as(qkv)
+        turning, others = qkv.view(-1, seq_len, qkv.shape[1] // head_size, head_size).tensor_split([heads], 2)
+        return torch.cat([turned(turning, *angles(seq_len, how, qkv.dtype, qkv.device)), others], 2).view_as(qkv)
     return cast(Tensor, _Rotate.apply(qkv, seq_len, heads, head_size, how))
 
 
@@ -65,7 +63,7 @@ class _Rotate(torch.autograd.Function):
 
 def _turn(way: float, x: Tensor, seq_len: int, heads: int, head_size: int, how: Rotary) -> Tensor:
     """Turn in place, by the opposite angles if `way` is -1."""
-    cosine, sine = angles(seq_len, how, wide(x.dtype), x.device)
+    cosine, sine = angles(seq_len, how, x.dtype, x.device)
     by_head = x.view(-1, seq_len, x.shape[1] // head_size, head_size)
     first, second = by_head[:, :, :heads, : how.features].chunk(2, -1)
     new_first = first * cosine - second * (sine * way)
@@ -74,16 +72,20 @@ def _turn(way: float, x: Tensor, seq_len: int, heads: int, head_size: int, how: 
     return x
 
 
-def wide(dtype: torch.dtype) -> torch.dtype:
-    """Return the type in which angles are applied: fp32, or a larger one."""
-    return dtype if dtype.itemsize >= 4 else torch.float32
+def angles(*of: Any) -> tuple[Tensor, Tensor]:
+    """Return `_angles`, which compiled code has as constants: it would compute them for every head in every layer."""
+    return _angles(*of)
+
+
+angles.__dict__["_dynamo_marked_constant"] = True  # as torch.compiler's decorator does, which imports the compiler
 
 
 @lru_cache(maxsize=8)
-def angles(seq_len: int, how: Rotary, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
-    """Return cosine and sine of every place's angles. Shapes: [s, 1, r / 2] each."""
+def _angles(seq_len: int, how: Rotary, dtype: torch.dtype, device: torch.device) -> tuple[Tensor, Tensor]:
+    """Return cosine and sine of every place's angles, at least in fp32. Shapes: [s, 1, r / 2] each."""
     angles = torch.outer(how.places(seq_len).double(), rates(how))[:, None]
-    return angles.cos().to(device, dtype), angles.sin().to(device, dtype)
+    as_used = device, torch.promote_types(dtype, torch.float32)
+    return angles.cos().to(*as_used), angles.sin().to(*as_used)
 
 
 def rates(how: Rotary) -> Tensor:

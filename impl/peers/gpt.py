@@ -14,7 +14,7 @@ from torch.utils.checkpoint import checkpoint
 from impl.model.build import build_model
 from impl.model.config import ModelConfig
 from impl.model.layers import Norms
-from impl.model.rotary import Rotary, angles, turned, wide
+from impl.model.rotary import Rotary, angles, turned
 from impl.pipeline.stage import Stage, split
 from impl.plan import AXES
 from impl.run import Run
@@ -47,8 +47,7 @@ class Attention(nn.Module):
         groups = qkv.view(-1, seq_len, qkv.shape[1] // (of_group * self.head_size), of_group, self.head_size)
         q, k, v = (part.flatten(2, 3) for part in groups.split((self.sharing, 1, 1), 3))
         if self.rotary is not None:
-            cosine, sine = angles(seq_len, self.rotary, wide(x.dtype), x.device)
-            q, k = (turned(part, cosine, sine) for part in (q, k))
+            q, k = (turned(part, *angles(seq_len, self.rotary, x.dtype, x.device)) for part in (q, k))
         q, k, v = (part.transpose(1, 2) for part in (q, k, v))
         context = F.scaled_dot_product_attention(q, k, v, is_causal=True, enable_gqa=self.sharing > 1)
         return self.projection(context.transpose(1, 2).reshape(len(qkv), -1))

@@ -11,6 +11,7 @@ import torch._dynamo.config
 from torch import Tensor, nn
 
 from impl.data.synthetic import SyntheticConfig, write_synthetic
+from impl.model.rotary import Rotary, rotate
 from impl.untraced import compile_in_place, untraced
 
 RANK = """
@@ -80,11 +81,23 @@ class OfManyShapes(nn.Module):
         return same(x) + same(x[None]) + same(x[None, None])
 
 
-def test_an_untraced_function_is_compiled_for_none_of_the_shapes_that_it_is_given(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+@torch._dynamo.config.patch(fail_on_recompile_limit_hit=True, recompile_limit=1)
+def test_an_untraced_function_is_compiled_for_none_of_the_shapes_that_it_is_given() -> None:
     module = OfManyShapes()
     compile_in_place(module)
-    monkeypatch.setattr(torch._dynamo.config, "fail_on_recompile_limit_hit", True)
-    monkeypatch.setattr(torch._dynamo.config, "recompile_limit", 1)
     assert module(torch.ones(1)).item() == 3
+
+
+def test_compiled_code_has_the_angles_of_rotary_positions_as_constants() -> None:
+    codes: list[str] = []
+
+    def as_it_is(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
+        codes.append(graph.code)
+        return graph
+
+    how = Rotary(4, 100.0, None, torch.arange)
+    compiled = torch.compile(lambda x, length: rotate(x, length, 2, 4, how), backend=as_it_is)
+    for length in (4, 8, 2):
+        x = torch.arange(96.0).view(8, 12)
+        torch.testing.assert_close(compiled(x, length), rotate(x.clone(), length, 2, 4, how))
+    assert ".cos" not in codes[0]
