@@ -136,9 +136,7 @@ def test_points_that_hold_by_chance_are_found(
     assert len(not_sure(judgements())) > 20
 
 
-def test_claims_about_a_paper_that_are_exact_compare_bytes_or_say_that_they_count_runs(
-    judged: list[Judgement],
-) -> None:
+def test_claims_about_a_paper_that_are_exact_compare_bytes_or_say_that_they_count_runs(judged: list[Judgement]) -> None:
     exact = [
         (one.experiment, one.claim.text)
         for one in judged

@@ -16,15 +16,7 @@ from impl.cost.traffic import step_traffic
 from impl.pipeline.schedule import Action, Schedule
 from impl.pipeline.schedules import build
 from impl.run import Run, from_dict
-from tests.harness.calls import (
-    Answer,
-    Started,
-    answer_every_name,
-    call,
-    document,
-    made_up,
-    put_record,
-)
+from tests.harness.calls import Answer, Started, answer_every_name, call, document, made_up, put_record
 from tests.harness.small_runs import small
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -91,11 +83,7 @@ def test_prepare_tells_the_manifest_and_the_folder_can_be_trained_on(tmp_path: P
 
 @pytest.fixture(scope="module")
 def runs(tokens: Path) -> list[Run]:
-    return [
-        small(tokens, dp=2),
-        small(tokens, seed=1, lr=1e30, steps=20),
-        small(tokens, seed=2, microbatch=3),
-    ]
+    return [small(tokens, dp=2), small(tokens, seed=1, lr=1e30, steps=20), small(tokens, seed=2, microbatch=3)]
 
 
 @pytest.fixture(scope="module")

@@ -34,12 +34,7 @@ def test_published_numbers_verdicts_and_own_records_stand_together(tmp_path: Pat
         Store(tmp_path, name, "smoke").write(document_of(record(plan__tp=tp)) | {"experiment": name, "tier": "smoke"})
     answer = call("show", "megatron", "figure", "5", "--out", tmp_path)
     assert answer.status == 0, answer.errors
-    order = [
-        "figure 5, as published",
-        f"{name}: ",
-        "claims about it",
-        "measured, tier smoke",
-    ]
+    order = ["figure 5, as published", f"{name}: ", "claims about it", "measured, tier smoke"]
     at = [answer.output.index(text) for text in order]
     assert at == sorted(at)
     assert f"again: lmscale run {name} --tier paper" in answer.output

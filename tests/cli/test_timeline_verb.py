@@ -24,9 +24,7 @@ from tests.harness.calls import call, document, refused
 
 ROOT = Path(__file__).resolve().parents[2]
 RUN = Run(
-    model=ModelConfig(num_layers=4),
-    plan=Plan(pp=2, tp=2, schedule="zb_h1"),
-    train=Recipe(global_batch=4, microbatch=1),
+    model=ModelConfig(num_layers=4), plan=Plan(pp=2, tp=2, schedule="zb_h1"), train=Recipe(global_batch=4, microbatch=1)
 )
 SECONDS = {Op.F: 0.25, Op.I: 0.5, Op.W: 0.125}
 

@@ -20,9 +20,7 @@ from impl.run import with_fields
 from tests.harness.made_up_records import record_of
 
 ROOT = Path(__file__).resolve().parents[2]
-BY_FORMULA = {
-    "frontier2023/models": ("the models have", "14 bytes a parameter give"),
-}
+BY_FORMULA = {"frontier2023/models": ("the models have", "14 bytes a parameter give")}
 
 
 def forget() -> None:

@@ -4,14 +4,7 @@ import copy
 
 import pytest
 
-from experiments.korthikanti2022 import (
-    DEGREE,
-    MICROBATCH,
-    PAPER,
-    activation_bytes_per_layer,
-    in_print,
-    quarter,
-)
+from experiments.korthikanti2022 import DEGREE, MICROBATCH, PAPER, activation_bytes_per_layer, in_print, quarter
 from harness.experiment.claims_table import claims_table
 from harness.experiment.loading import load
 from harness.records.record import Record

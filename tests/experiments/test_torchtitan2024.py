@@ -18,12 +18,7 @@ def published_ratios(change: Change) -> list[float]:
 
 @pytest.mark.parametrize(
     ("change", "ratios"),
-    [
-        (GPUS, [0.973, 0.977, 0.982]),
-        (EIGHT_BITS, [1.280, 1.286]),
-        (COMPILED, [1.157, 1.162]),
-        (STAGES, [1.28]),
-    ],
+    [(GPUS, [0.973, 0.977, 0.982]), (EIGHT_BITS, [1.280, 1.286]), (COMPILED, [1.157, 1.162]), (STAGES, [1.28])],
     ids=["gpus", "eight bits", "compiled", "stages"],
 )
 def test_claims_state_the_papers_ratios(change: Change, ratios: list[float]):

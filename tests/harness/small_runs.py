@@ -66,9 +66,7 @@ class Told(Display):
     """A display that remembers; it calls `on_start` with a point's id, and `on_look` while a point runs."""
 
     def __init__(
-        self,
-        on_look: Callable[[Point], None] | None = None,
-        on_start: Callable[[str], None] | None = None,
+        self, on_look: Callable[[Point], None] | None = None, on_start: Callable[[str], None] | None = None
     ) -> None:
         self.messages: list[str] = []
         self.starts: list[str] = []

@@ -20,17 +20,7 @@ from impl.recipe import Recipe
 from impl.run import Run
 from impl.start import start_from
 from impl.train import Trainer
-from tests.crafted import (
-    BYTES,
-    OTHERS,
-    PAYLOADS,
-    PLACES,
-    STEP,
-    as_byte_entry,
-    as_tensor,
-    in_metadata,
-    old_checkpoint,
-)
+from tests.crafted import BYTES, OTHERS, PAYLOADS, PLACES, STEP, as_byte_entry, as_tensor, in_metadata, old_checkpoint
 from tests.harness.saving import build
 
 

@@ -137,16 +137,8 @@ def test_a_parameter_is_whole_again_from_all_parts(
             {},
             "plan.tp3 (1, 3, 1): y does not divide model.hidden_size 32; valid: 1, 2, 4, 8, 16, 32",
         ),
-        (
-            {"tp": 8, "tp3": (8, 1, 1)},
-            {},
-            "plan.tp 8 does not divide model.num_heads 4; valid degrees: 1, 2, 4",
-        ),
-        (
-            {"tp": 6, "tp3": (3, 2, 1)},
-            {},
-            "plan.tp3's x, 3, does not divide model.num_heads 4; valid degrees: 1, 2, 4",
-        ),
+        ({"tp": 8, "tp3": (8, 1, 1)}, {}, "plan.tp 8 does not divide model.num_heads 4; valid degrees: 1, 2, 4"),
+        ({"tp": 6, "tp3": (3, 2, 1)}, {}, "plan.tp3's x, 3, does not divide model.num_heads 4; valid degrees: 1, 2, 4"),
         (
             {"tp": 2, "tp3": (1, 2, 1), "sequence_parallel": True},
             {},

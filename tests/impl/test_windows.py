@@ -17,11 +17,7 @@ def windows(draw: st.DrawFn) -> Windows:
     seq_len = draw(st.integers(2, 12))
     length = draw(st.integers(1, 60))
     return Windows(
-        np.arange(100, 100 + length),
-        7,
-        seq_len,
-        draw(st.integers(0, seq_len - 1)),
-        draw(st.integers(0, 12)),
+        np.arange(100, 100 + length), 7, seq_len, draw(st.integers(0, seq_len - 1)), draw(st.integers(0, 12))
     )
 
 

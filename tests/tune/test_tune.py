@@ -12,16 +12,7 @@ import yaml
 
 from harness.predict.systems import load_system
 from harness.tune import measured, search
-from harness.tune.search import (
-    Journal,
-    best_by_value,
-    front,
-    importance,
-    judged,
-    judged_until,
-    ranked,
-    searched,
-)
+from harness.tune.search import Journal, best_by_value, front, importance, judged, judged_until, ranked, searched
 from impl.errors import InputError
 from impl.model.config import ModelConfig
 from impl.recipe import Recipe

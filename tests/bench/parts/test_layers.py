@@ -20,10 +20,7 @@ SEQUENCES = 4
 PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16")
 
 PARTS: dict[str, Callable[[TensorParallel], tuple[nn.Module, Callable[[nn.Module, Tensor], Tensor]]]] = {
-    "layer": lambda tp: (
-        Layer(MODEL, tp, 0, causal=True),
-        lambda layer, x: layer(x, MODEL.seq_len, None),
-    ),
+    "layer": lambda tp: (Layer(MODEL, tp, 0, causal=True), lambda layer, x: layer(x, MODEL.seq_len, None)),
     "attention": lambda tp: (
         Attention(MODEL, tp, "attention", causal=True),
         lambda attention, x: attention(x, MODEL.seq_len, None),

@@ -78,10 +78,7 @@ FEW = ["one two three four five six seven eight", "nine ten"]
 
 @pytest.mark.parametrize(
     ("texts", "fraction", "train", "valid"),
-    [
-        (MANY, 0.05, MANY[:38], MANY[38:]),
-        (FEW, 0.4, ["one two three four five six seven"], [" eight", "nine ten"]),
-    ],
+    [(MANY, 0.05, MANY[:38], MANY[38:]), (FEW, 0.4, ["one two three four five six seven"], [" eight", "nine ten"])],
     ids=["documents", "text"],
 )
 def test_the_tail_validates(tmp_path: Path, texts: list[str], fraction: float, train: list[str], valid: list[str]):

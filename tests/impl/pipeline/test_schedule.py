@@ -147,10 +147,7 @@ def test_receives_stand_where_the_transfer_would_arrive():
         (("gpipe", 0, 8), "plan.pp 0 is not a count; valid: 1 or more"),
         (("gpipe", 2, 0), "microbatches 0 is not"),
         (("interleaved", 2, 2, -1), "plan.chunks -1 is not"),
-        (
-            ("1f1b", 2, 2),
-            f"'1f1b' does not exist; valid: {', '.join(SCHEDULES)}, module:name, FILE.py:name",
-        ),
+        (("1f1b", 2, 2), f"'1f1b' does not exist; valid: {', '.join(SCHEDULES)}, module:name, FILE.py:name"),
         (("impl.nowhere:mine", 2, 2), "cannot be loaded: No module named"),
         (("impl.errors:mine", 2, 2), "cannot be loaded: module 'impl.errors' has no attribute 'mine'"),
     ],
