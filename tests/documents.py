@@ -37,21 +37,11 @@ RELATIVE, ABSOLUTE = 1e-6, 1e-3
 """How far numbers may be off: other processors and versions of libraries round the last digits otherwise."""
 PRECISIONS = ("fp32", "bf16")
 PLANS = {
-    "one rank": "one rank",
-    "dp": "data parallel",
-    "zero-1": "ZeRO 1",
-    "zero-2": "ZeRO 2",
-    "zero-3": "ZeRO 3",
-    "tp": "tensor parallel",
-    "tp-sequence": "tensor, sequence parallel",
-    "gpipe": "pipeline, GPipe",
-    "1f1b": "pipeline, 1F1B",
-    "interleaved": "pipeline, interleaved",
-    "zb-v": "pipeline, ZB-V",
-    "dualpipe-v": "pipeline, DualPipeV",
-    "hsdp": "ZeRO 3 within groups",
-    "ring": "context parallel, ring",
-}
+    "one rank": "one rank", "dp": "data parallel", "zero-1": "ZeRO 1", "zero-2": "ZeRO 2", "zero-3": "ZeRO 3",
+    "tp": "tensor parallel", "tp-sequence": "tensor, sequence parallel", "gpipe": "pipeline, GPipe",
+    "1f1b": "pipeline, 1F1B", "interleaved": "pipeline, interleaved", "zb-v": "pipeline, ZB-V",
+    "dualpipe-v": "pipeline, DualPipeV", "hsdp": "ZeRO 3 within groups", "ring": "context parallel, ring",
+}  # fmt: skip
 """What the README calls the plans of the side-by-side benchmarks."""
 
 

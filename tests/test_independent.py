@@ -254,12 +254,8 @@ def lower(small: dict[int, float], large: dict[int, float], *, times: float = 1.
 
 def of_experts(**wanted: object) -> dict[int, float]:
     model = {
-        "experts": 8,
-        "experts_per_token": 1,
-        "expert_prototypes": 1,
-        "expert_capacity": None,
-        "balance_loss": 0.01,
-    }
+        "experts": 8, "experts_per_token": 1, "expert_prototypes": 1, "expert_capacity": None, "balance_loss": 0.01,
+    }  # fmt: skip
     return loss_by_seed("m6_2021/prototyping", **{f"model__{name}": value for name, value in (model | wanted).items()})
 
 

@@ -18,13 +18,8 @@ from tests.harness.calls import answer_every_name, call
 from tests.harness.made_up_records import record
 
 SECONDS = {
-    "products": 0.04,
-    "attention": 0.02,
-    "optimizer": 0.01,
-    "operators": 0.01,
-    "communication": 0.1,
-    "rest": 0.02,
-}
+    "products": 0.04, "attention": 0.02, "optimizer": 0.01, "operators": 0.01, "communication": 0.1, "rest": 0.02,
+}  # fmt: skip
 
 
 def profiled(limits: list[tuple[float, float, float]], **changed: Any) -> Record:

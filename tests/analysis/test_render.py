@@ -26,14 +26,10 @@ TABLE = Table("demo", "Time & space", COLUMNS, FRAME, ("n_1 < 2",))
 @pytest.mark.parametrize(
     ("value", "text"),
     [
-        (0.051234, "0.05123"),
-        (12.3456, "12.35"),
-        (9.99996, "10.00"),
-        (123456.7, "123,457"),
-        (3.0, "3"),
+        (0.051234, "0.05123"), (12.3456, "12.35"), (9.99996, "10.00"), (123456.7, "123,457"), (3.0, "3"),
         (2.5e-7, "2.500e-07"),
     ],
-)
+)  # fmt: skip
 def test_significant_digits(value: float, text: str) -> None:
     assert number(value) == text
 

@@ -105,18 +105,11 @@ def test_findings_are_ones_own_else_the_committed(tmp_path: Path, monkeypatch: p
 @pytest.mark.parametrize(
     "sentence",
     [
-        "It gains 8%.",
-        "A step takes 12.5 longer.",
-        "It is 3 ± 1.",
-        "It is 2 times as fast.",
-        "It is 5 points off.",
-        "A rank holds 1,024 MiB.",
-        "They take 61 GB.",
-        "A step takes 30 ms.",
-        "It trains 1,500 tokens/s.",
+        "It gains 8%.", "A step takes 12.5 longer.", "It is 3 ± 1.", "It is 2 times as fast.", "It is 5 points off.",
+        "A rank holds 1,024 MiB.", "They take 61 GB.", "A step takes 30 ms.", "It trains 1,500 tokens/s.",
         "It reaches 3 TFLOP/s.",
     ],
-)
+)  # fmt: skip
 def test_a_typed_measurement_is_found(sentence: str) -> None:
     assert typed(f"It is fast. {sentence}") == [sentence]
 

@@ -60,14 +60,8 @@ CHANGES: dict[str, tuple[Any, Mapping[str, Any]]] = {
     **{
         f"model.{name}": (value, {"model.experts": 8})
         for name, value in {
-            "experts_every": 2,
-            "expert_prototypes": 2,
-            "experts_per_token": 2,
-            "expert_size": 512,
-            "shared_expert_size": 512,
-            "expert_capacity": 0.5,
-            "balance_loss": 0.1,
-            "balance_bias": 0.1,
+            "experts_every": 2, "expert_prototypes": 2, "experts_per_token": 2, "expert_size": 512,
+            "shared_expert_size": 512, "expert_capacity": 0.5, "balance_loss": 0.1, "balance_bias": 0.1,
         }.items()
     },
     "plan.ep": (2, {"model.experts": 8}),
@@ -102,7 +96,7 @@ CHANGES: dict[str, tuple[Any, Mapping[str, Any]]] = {
     "engine": ("torch", {"plan.tp": 1, "plan.pp": 1, "plan.recompute": "none"}),
     "compile": (True, {}),
     "threads": (2, {}),
-}
+}  # fmt: skip
 """Another value of a field, and what else a run has where that counts."""
 WITHOUT_EFFECT = {
     *("train.steps", "train.lr", "train.min_lr", "train.warmup_steps", "train.decay", "train.weight_decay"),
@@ -110,18 +104,12 @@ WITHOUT_EFFECT = {
     *("train.parametrization", "train.base_hidden_size", "train.base_layers"),
     "model.attention_dropout",  # fused attention keeps and moves nothing for it
     *(
-        "model.init_std",
-        "model.rotary_base",
-        "model.rotary_scaling",
-        "model.norm_epsilon",
-        "seed",
-        "repeat",
-        "start",
-        "keep_end",
+        "model.init_std", "model.rotary_base", "model.rotary_scaling", "model.norm_epsilon", "seed", "repeat",
+        "start", "keep_end",
     ),
     *(name for name in FIELDS if name.startswith("evaluation.")),  # between steps
     "data.dataset",  # only its vocabulary counts, and only where the model has none
-}
+}  # fmt: skip
 """Fields that cannot change how long a training step takes, nor its memory."""
 
 

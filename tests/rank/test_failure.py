@@ -237,11 +237,8 @@ def test_of_other_errors_the_first_line_is_told(text: str, line: str) -> None:
 
 def test_the_line_by_which_a_watchdog_ends_a_rank_is_found_above_its_frames(tmp_path: Path) -> None:
     advice = [
-        "CUDA kernel errors might be reported at some other API call",
-        "For debugging consider",
-        "Compile with",
-        "",
-    ]
+        "CUDA kernel errors might be reported at some other API call", "For debugging consider", "Compile with", "",
+    ]  # fmt: skip
     frames = [f"frame #{i}: c10d::ProcessGroupNCCL::watchdogHandler() + 0x782" for i in range(10)]
     raised = ["Exception raised from c10_cuda_check_implementation (most recent call first):", *frames, ""]
     again = ["Exception raised from ncclCommWatchdog (most recent call first):", *frames[:6], ""]

@@ -95,21 +95,11 @@ def test_the_queue_is_read():
 
 def test_the_accounts_are_read():
     ends = {
-        "1": "COMPLETED",
-        "3": "FAILED",
-        "7": "CANCELLED by 0",
-        "8_0": "CANCELLED by 1000",
-        "8_2": "CANCELLED by 1000",
-        "8_5": "CANCELLED by 1000",
-        "8_3": "CANCELLED",
-        "11_1": "CANCELLED",
-        "11_3": "CANCELLED by 0",
-        "12_0": "TIMEOUT",
-        "12_1": "PREEMPTED",
-        "13": "NODE_FAIL",
-        "14": "CANCELLED+",
+        "1": "COMPLETED", "3": "FAILED", "7": "CANCELLED by 0", "8_0": "CANCELLED by 1000",
+        "8_2": "CANCELLED by 1000", "8_5": "CANCELLED by 1000", "8_3": "CANCELLED", "11_1": "CANCELLED",
+        "11_3": "CANCELLED by 0", "12_0": "TIMEOUT", "12_1": "PREEMPTED", "13": "NODE_FAIL", "14": "CANCELLED+",
         "99": None,
-    }
+    }  # fmt: skip
     found = in_accounts(ACCOUNTS, [*ends, "4"])
     assert found.pop("4") == BEHIND, "the queue knows that it does not run"
     assert found == {number: JobState("ended", word) for number, word in ends.items()}

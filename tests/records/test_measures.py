@@ -212,14 +212,10 @@ def test_labels_tell_points_apart(points: list[tuple[int, str]]) -> None:
 @pytest.mark.parametrize(
     ("parameters", "name"),
     [
-        (481_152, "0.5M"),
-        (25_300_000, "25M"),
-        (999_700_000, "1B"),
-        (1_240_000_000, "1.2B"),
-        (1.008e12, "1T"),
+        (481_152, "0.5M"), (25_300_000, "25M"), (999_700_000, "1B"), (1_240_000_000, "1.2B"), (1.008e12, "1T"),
         (9e3, "9K"),
     ],
-)
+)  # fmt: skip
 def test_sizes_are_named_as_in_the_papers(parameters: float, name: str) -> None:
     assert size_name(int(parameters)) == name
 

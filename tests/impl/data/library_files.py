@@ -8,21 +8,9 @@ LLAMA_3 = (
     r"|\s+(?!\S)|\s+"
 )
 WORDS = [
-    "It's the cat.",
-    "\n\nThe",
-    " cat",
-    " sat,",
-    "\n",
-    "  12345",
-    " </s>",
-    " (日本語)",
-    " é",
-    "\t",
-    " 'll",
-    "..",
-    " [SEP] ",
-    "x",
-]
+    "It's the cat.", "\n\nThe", " cat", " sat,", "\n", "  12345", " </s>", " (日本語)", " é", "\t", " 'll", "..",
+    " [SEP] ", "x",
+]  # fmt: skip
 
 
 def library_files(folder: Path, kind: str) -> Path:

@@ -12,25 +12,13 @@ NAMES = {
     "gpt-neox": ["20b"],
     "korthikanti": ["22b", "175b", "530b", "1t"],
     "llama": [
-        "0.5m",
-        "2m",
-        "8m",
-        "25m",
-        "2-7b",
-        "2-13b",
-        "2-70b",
-        "3.1-8b",
-        "3.1-70b",
-        "3.1-405b",
-        "8b",
-        "70b",
-        "405b",
+        "0.5m", "2m", "8m", "25m", "2-7b", "2-13b", "2-70b", "3.1-8b", "3.1-70b", "3.1-405b", "8b", "70b", "405b",
     ],
     "opt": ["175b"],
     "mixtral": ["8x7b", "8x22b"],
     "nemotron": ["15b", "340b"],
     "frontier": ["1.4b", "22b", "175b", "1t"],
-}
+}  # fmt: skip
 
 
 def test_every_size_is_there_with_its_source_and_papers_fix_the_vocabulary():
