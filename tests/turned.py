@@ -13,11 +13,6 @@ seen: dict[str, set[str]] = {}
 """The verdicts that tests have seen, by the text of the claim; those of xdist's workers come to their controller."""
 
 
-def turned(table: Any) -> list[str]:
-    """Return the verdicts of a table of claims; one that holds in part, or is open, has turned."""
-    return ["not reproduced" if verdict in REFUTED else verdict for verdict in table.frame["verdict"]]
-
-
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--every-claim", action="store_true", help="fail unless every claim is borne out and refuted")
 

@@ -5,6 +5,7 @@ from dataclasses import replace
 from functools import cache
 from typing import Any
 
+from harness.experiment.claims import Claim
 from harness.experiment.claims_table import claims_table
 from harness.experiment.experiment import Experiment
 from harness.records.parts import Collective, Environment, Prediction, Rank, Status
@@ -14,6 +15,7 @@ from impl.cost.traffic import Count
 from impl.plan import Plan
 from impl.run import Run
 from tests.harness.made_up_records import record_of
+from tests.turned import REFUTED
 
 YES, PARTLY, NO, ABSENT = "reproduced", "partly", "not reproduced", "not run here"
 OPEN = "cannot tell here"
@@ -79,7 +81,17 @@ def thrice(records: Sequence[Record]) -> list[Record]:
     return [replace(one, run=run, id=run.id) for one, run in runs]
 
 
-def verdicts(experiment: Experiment, records: Sequence[Record]) -> list[str]:
-    """On all claims, by records that are either all measured or all simulated."""
-    found = claims_table(experiment.claims, thrice(records)).frame
+def judged(claims: Sequence[Claim], records: Sequence[Record]) -> list[str]:
+    """The verdicts on claims, by records that are either all measured or all simulated."""
+    found = claims_table(claims, records).frame
     return list(found[next(name for name in reversed(found.columns) if name.startswith("verdict"))])
+
+
+def verdicts(experiment: Experiment, records: Sequence[Record]) -> list[str]:
+    """On all claims."""
+    return judged(experiment.claims, thrice(records))
+
+
+def turned(experiment: Experiment, records: Sequence[Record]) -> list[str]:
+    """The verdicts on all claims; one that holds in part, or is open, has turned."""
+    return [NO if one in REFUTED else one for one in verdicts(experiment, records)]

@@ -20,7 +20,6 @@ from experiments.axonn2023 import (
     weak_scaling,
 )
 from experiments.axonn2023.weak_scaling import FOUND, GPUS, GRID, GRID_FREE, MEGATRON, MEGATRON_FREE
-from harness.experiment.claims_table import claims_table
 from harness.predict.simulation import given_by, predicted
 from harness.predict.simulation import simulated as asked_of
 from harness.predict.systems import load_system
@@ -32,6 +31,7 @@ from impl.cost.traffic import TRAVELS, collectives, state_traffic, step_traffic
 from impl.run import Run
 from tests.experiments.as_printed import NO, OPEN, YES, at_rate, fast, simulated, timed
 from tests.experiments.as_printed import collectives as counted
+from tests.experiments.as_printed import judged as verdicts
 
 GRIDS = [(4, 1, 1, 1), (1, 4, 2, 1), (2, 2, 2, 2), (4, 2, 1, 2), (2, 4, 4, 1)]
 
@@ -104,11 +104,6 @@ def test_plans_have_all_gpus_and_the_grids_among_them_are_the_fastest_that_fit()
     ]
     assert chosen in every
     assert seconds(chosen) == min(map(seconds, every))
-
-
-def verdicts(claims: object, records: list[Record]) -> list[str]:
-    frame = claims_table(claims, records).frame  # type: ignore[arg-type]
-    return list(frame[next(name for name in reversed(frame.columns) if name.startswith("verdict"))])
 
 
 def at_scale(seconds: Callable[[Run], float], own_sd: float = 0.0) -> list[Record]:

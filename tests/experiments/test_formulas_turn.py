@@ -12,11 +12,11 @@ from typing import Any
 import pytest
 
 from harness.experiment import published
-from harness.experiment.claims_table import claims_table
 from harness.experiment.loading import load
 from harness.experiment.verdicts import records_of
 from harness.records.record import Record
 from impl.run import with_fields
+from tests.experiments.as_printed import judged
 from tests.harness.made_up_records import record_of
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -53,9 +53,7 @@ def other_papers(monkeypatch: pytest.MonkeyPatch) -> Iterator[None]:
 def verdicts(name: str, records: Sequence[Record], begins: Sequence[str]) -> list[str]:
     experiment = load(name)
     chosen = [claim for begin in begins for claim in experiment.claims if claim.text.startswith(begin)]
-    table = claims_table(chosen, records).frame
-    found = list(table[next(key for key in reversed(table.columns) if key.startswith("verdict"))])
-    return ["not reproduced" if one == "partly" else one for one in found]
+    return ["not reproduced" if one == "partly" else one for one in judged(chosen, records)]
 
 
 def some(name: str) -> list[Record]:

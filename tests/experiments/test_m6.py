@@ -7,10 +7,9 @@ import pytest
 
 from experiments.m6_2021 import prototyping, pseudo_to_real
 from experiments.m6_2021.pseudo_to_real import BOTH, HALF, PSEUDO, REAL, loss_after, losses_at_equal_time
-from harness.experiment.claims_table import claims_table
 from harness.records.record import Record
 from impl.run import Run
-from tests.experiments.as_printed import NO, YES, timed
+from tests.experiments.as_printed import NO, YES, judged, timed
 from tests.experiments.test_stability import bare, records
 
 LOSSES = {"dense": 2.1, "top-1": 2.0, "top-1, unbalanced": 2.01, "top-2": 1.9, "2 top-1": 1.9}
@@ -20,7 +19,7 @@ LIMITED = {"top-1, limited": 2.0, "2 top-1, limited": 1.95}
 def prototyping_verdicts(losses: dict[str, float], seconds: dict[str, float]) -> list[str]:
     of = lambda run: losses.get(prototyping.way(run), 2.0)
     made = [timed(one, seconds.get(prototyping.way(one.run), 1.0)) for one in records(of, "m6_2021/prototyping")]
-    return list(claims_table(prototyping.EXPERIMENT.claims, made).frame["verdict"])
+    return judged(prototyping.EXPERIMENT.claims, made)
 
 
 def test_verdicts_on_prototypes_turn() -> None:
@@ -58,7 +57,7 @@ def falling(ahead: float) -> Callable[[str, int], float]:
 
 
 def test_verdicts_on_shared_layers_turn() -> None:
-    verdicts = lambda made: list(claims_table(pseudo_to_real.EXPERIMENT.claims, made).frame["verdict"])
+    verdicts = lambda made: judged(pseudo_to_real.EXPERIMENT.claims, made)
     fast = {HALF: 0.5, PSEUDO: 0.5}
     assert verdicts(pseudo(falling(0.1), fast)) == [YES] * 4
     assert verdicts(pseudo(falling(-0.1), fast))[1:3] == [YES, NO], "ahead only after as much time"

@@ -24,7 +24,6 @@ def test_every_row_is_a_run_of_the_size_that_its_text_has():
     for run, one in PAPER.items():
         size = count_parameters(run.model) / 1e9
         assert one.model == f"Llama {size:.3g}B" or (one.model, round(size, 1)) == ("Llama 80.0B", 80.0)
-        assert run.problems() == []
 
 
 @pytest.mark.parametrize(

@@ -5,11 +5,10 @@ from collections import Counter
 
 from experiments.ours.norm_atlas import EXPERIMENT, PLACED
 from harness.analysis.stability import arms
-from harness.experiment.claims_table import claims_table
 from harness.figures.placements import of_stability
 from impl.model.norm_placement import PLACEMENTS
 from impl.run import Run
-from tests.experiments.as_printed import NO, OPEN, YES
+from tests.experiments.as_printed import NO, OPEN, YES, judged
 from tests.experiments.test_stability import Loss, records
 
 HIGHER = {"pre": 0.1, "post": 0.3, "deepnorm": 0.2}
@@ -27,7 +26,7 @@ def as_the_papers_say(run: Run) -> float:
 
 
 def verdicts(loss: Loss) -> list[str]:
-    return list(claims_table(EXPERIMENT.claims, records(loss, "norm_atlas")).frame["verdict"])
+    return judged(EXPERIMENT.claims, records(loss, "norm_atlas"))
 
 
 def test_verdicts_turn() -> None:

@@ -5,11 +5,10 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from experiments.ours import perplexity_by_size as experiment
-from harness.experiment.claims_table import claims_table
 from harness.experiment.loss_by_size import HELD_OUT, LAMBADA, VALID, WIKITEXT, at_best_rate, figure, table, tokens
 from harness.records.record import Record
 from impl.run import Run
-from tests.experiments.as_printed import ABSENT, NO, OPEN, YES
+from tests.experiments.as_printed import ABSENT, NO, OPEN, YES, judged
 from tests.harness.made_up_records import record_of
 
 Loss = Callable[[Run], float]
@@ -51,7 +50,7 @@ def falls_if_many(run: Run) -> float:
 
 
 def verdicts(found: list[Record]) -> list[str]:
-    return list(claims_table(experiment.EXPERIMENT.claims, found).frame["verdict"])
+    return judged(experiment.EXPERIMENT.claims, found)
 
 
 def test_verdicts_turn() -> None:
@@ -92,4 +91,3 @@ def test_table_and_figure_have_both_numbers_of_tokens() -> None:
     assert list(dict.fromkeys(made.frame["trained"])) == ["5M", "25M"]
     assert len(made.frame) == 10
     assert figure(records(falls_if_many)) is not None
-    assert figure([]) is None

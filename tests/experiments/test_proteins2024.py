@@ -6,9 +6,8 @@ from dataclasses import replace
 
 from experiments.proteins2024 import compute_optimal as experiment
 from harness.analysis.isoflop import budget
-from harness.experiment.claims_table import claims_table
 from harness.records.record import Record
-from tests.experiments.as_printed import ABSENT, NO, OPEN, YES
+from tests.experiments.as_printed import ABSENT, NO, OPEN, YES, judged
 from tests.experiments.test_stability import records
 from tests.harness.made_up_records import FLOOR
 
@@ -28,7 +27,7 @@ def made(powers: dict[str, float], noise: float = 0.0, over: float = 1.0) -> lis
 
 
 def verdicts(found: list[Record]) -> list[str]:
-    return list(claims_table(experiment.EXPERIMENT.claims, found).frame["verdict"])
+    return judged(experiment.EXPERIMENT.claims, found)
 
 
 def test_verdicts_turn() -> None:

@@ -19,9 +19,7 @@ from experiments.ptdp2021 import (
     tensor_versus_pipeline,
     zero3_versus_ptdp,
 )
-from harness.experiment.claims_table import claims_table
 from harness.experiment.comparison import Comparison
-from harness.experiment.experiment import Experiment
 from harness.experiment.loading import load
 from harness.experiment.published import published
 from harness.records.record import Record
@@ -33,9 +31,9 @@ from impl.pipeline.simulate import simulate, uniform
 from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Run
-from tests.experiments.as_printed import A100, ABSENT, NO, OPEN, YES, at_rate, fast, thrice
+from tests.experiments.as_printed import A100, ABSENT, NO, OPEN, YES, at_rate, fast, judged, thrice
+from tests.experiments.as_printed import turned as verdicts
 from tests.harness.made_up_records import record_of, with_pipeline
-from tests.turned import turned
 
 MODULES: dict[str, Any] = {
     module.__name__.rpartition(".")[2]: module
@@ -54,10 +52,6 @@ def paper(name: str, factor: Callable[[Run], float] = lambda _: 1.0) -> list[Rec
     rates = [one.printed["model_rate"] for one in FIGURES[name].printed.values()]
     runs = FIGURES[name].runs
     return [fast(run, factor(run) * rate, **GPU) for run, rate in zip(runs, rates, strict=True)]
-
-
-def verdicts(experiment: Experiment, records: list[Record]) -> list[str]:
-    return turned(claims_table(experiment.claims, thrice(records)))
 
 
 OF_PAPER: dict[str, Comparison] = {
@@ -155,9 +149,9 @@ def test_every_verdict_on_speed_can_turn(name: str, factor: Callable[[Run], floa
 def test_gains_below_one_by_less_than_their_noise_are_open() -> None:
     experiment = load("interleaving")
     every = thrice(paper("interleaving", lambda run: 0.6 if run.plan.chunks == 4 else 1.0))
-    assert list(claims_table(experiment.claims, every).frame["verdict"])[1] == NO
+    assert judged(experiment.claims, every)[1] == NO
     noisy = [at_rate(one, one.flop_rate * (1 + 0.3 * (one.run.repeat - 1))) for one in every]
-    assert list(claims_table(experiment.claims, noisy).frame["verdict"])[1] == OPEN
+    assert judged(experiment.claims, noisy)[1] == OPEN
 
 
 def smoke(name: str, cores: int = 64) -> list[Record]:

@@ -5,13 +5,12 @@ import copy
 import pytest
 
 from experiments.korthikanti2022 import DEGREE, MICROBATCH, PAPER, activation_bytes_per_layer, in_print, quarter
-from harness.experiment.claims_table import claims_table
 from harness.experiment.loading import load
 from harness.records.record import Record
 from impl.cost.parameters import count_parameters
 from impl.model.config import ModelConfig
+from tests.experiments.as_printed import turned
 from tests.harness.made_up_records import record_of
-from tests.turned import turned
 
 EXPERIMENT = load("sequence_parallel_memory")
 
@@ -25,7 +24,7 @@ def share(model: ModelConfig, microbatch: int) -> float:
 
 
 def verdicts(records: list[Record]) -> list[str]:
-    return turned(claims_table(EXPERIMENT.claims, records))
+    return turned(EXPERIMENT, records)
 
 
 @pytest.mark.parametrize("name", PAPER)
@@ -55,7 +54,6 @@ def test_table_of_a_small_model_with_the_papers_shares() -> None:
     assert set(beside) == {"22B", "175B", "530B, 1T"}
     assert all(ours == pytest.approx(drawn, abs=0.002) for ours, drawn in beside.values())
     assert all(row["measured_over_formula"] == pytest.approx(1, abs=1e-6) for row in rows)
-    assert EXPERIMENT.table([]).frame.empty
 
 
 def test_verdicts() -> None:

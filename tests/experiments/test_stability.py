@@ -8,12 +8,11 @@ from functools import cache
 
 from experiments.ours import stability_map as experiment
 from harness.analysis.stability import MARGIN, UNIGRAM, arms, loss_or_inf, table
-from harness.experiment.claims_table import claims_table
 from harness.experiment.loading import load
 from harness.figures.placements import of_stability
 from harness.records.record import Record
 from impl.run import Run
-from tests.experiments.as_printed import ABSENT, NO, OPEN, YES
+from tests.experiments.as_printed import ABSENT, NO, OPEN, YES, judged
 from tests.harness.made_up_records import record_of
 
 LIMIT = UNIGRAM["data/books-byte"] - MARGIN
@@ -50,7 +49,7 @@ def as_expected(run: Run) -> float:
 
 
 def verdicts(loss: Loss) -> list[str]:
-    return list(claims_table(experiment.EXPERIMENT.claims, records(loss)).frame["verdict"])
+    return judged(experiment.EXPERIMENT.claims, records(loss))
 
 
 def test_verdicts_turn() -> None:
@@ -98,10 +97,9 @@ def test_a_run_diverged_that_learnt_no_more_than_frequencies() -> None:
 def test_an_arm_without_all_rates_is_left_out() -> None:
     some = [one for one in records(as_expected) if one.run.train.lr != 3e-2 or one.run.model.norm_placement == "pre"]
     assert {one.norm for one in arms(some)} == {"pre"}
-    verdicts = list(claims_table(experiment.EXPERIMENT.claims, some).frame["verdict"])
-    assert verdicts[0] == ABSENT
+    assert judged(experiment.EXPERIMENT.claims, some)[0] == ABSENT
 
 
 def test_nothing_is_judged_before_three_seeds_have_run() -> None:
     some = [one for one in records(as_expected) if one.run.seed < 2 or one.run.model.num_layers < 24]
-    assert set(claims_table(experiment.EXPERIMENT.claims, some).frame["verdict"]) == {ABSENT}
+    assert set(judged(experiment.EXPERIMENT.claims, some)) == {ABSENT}

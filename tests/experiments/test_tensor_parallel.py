@@ -5,17 +5,16 @@ from typing import Any
 
 import pytest
 
-from experiments.megatron2019 import MODELS, tensor_parallel_scaling
-from harness.experiment.claims_table import claims_table
-from harness.experiment.experiment import TIERS, Experiment
+from experiments.megatron2019 import MODELS
+from harness.experiment.experiment import TIERS
 from harness.experiment.loading import load
 from harness.experiment.published import published
 from harness.records.record import Record
 from impl.cost.parameters import count_parameters
 from impl.run import Run
-from tests.experiments.as_printed import at_rate, thrice
+from tests.experiments.as_printed import at_rate
+from tests.experiments.as_printed import turned as verdicts
 from tests.harness.made_up_records import record_of
-from tests.turned import turned
 
 SCALING = load("tensor_parallel_scaling")
 HEADS = load("attention_heads")
@@ -41,10 +40,6 @@ def as_printed(run: Run) -> float:
     """Figure 5's efficiencies."""
     figure_5 = {(1, 1): 1.0, (2, 1): 0.95, (4, 1): 0.82, (8, 1): 0.77, (1, 64): 0.96, (2, 64): 0.83, (4, 64): 0.79}
     return figure_5.get((run.plan.tp, run.plan.dp), 0.74)
-
-
-def verdicts(experiment: Experiment, records: list[Record]) -> list[str]:
-    return turned(claims_table(experiment.claims, thrice(records)))
 
 
 @pytest.mark.parametrize("tier", TIERS)
@@ -134,7 +129,6 @@ def test_oversubscribed_and_missing_points_are_not_run_here() -> None:
     assert verdicts(SCALING, crowded) == ["not run here"] * 5 + ["reproduced"] + ["not run here"] * 2
     first = [made(run, 0.5) for run in SCALING.runs["smoke"] if run.plan.world_size == 1]
     assert verdicts(SCALING, first) == ["not run here"] * 8
-    assert tensor_parallel_scaling.table([]).frame.empty
 
 
 def heads(efficiencies: dict[int, float]) -> list[Record]:

@@ -31,7 +31,6 @@ def test_runs_are_those_of_the_tables():
     pipelines = [run for run in PAPER if run.plan.pp > 1]
     assert [(run.microbatches, run.train.microbatch) for run in pipelines] == [(8, 4), (16, 2)]
     for run in PAPER:
-        assert run.problems() == []
         assert bool(run.untrainable()) is (run.precision == "fp8")
 
 

@@ -7,7 +7,6 @@ from typing import Any
 import pytest
 
 from experiments.zero2019 import zero_r, zero_throughput
-from harness.experiment.claims_table import claims_table
 from harness.experiment.comparison import Printed
 from harness.experiment.experiment import Experiment
 from harness.experiment.loading import load
@@ -21,8 +20,8 @@ from impl.cost.traffic import state_traffic
 from impl.run import Run
 from tests.experiments import as_printed
 from tests.experiments.as_printed import ABSENT, NO, YES, at_rate, collectives, fast, simulated
+from tests.experiments.as_printed import turned as verdicts
 from tests.harness.made_up_records import record_of
-from tests.turned import turned
 
 THROUGHPUT, ZERO_R = load("zero_throughput"), load("zero_r")
 GPU: dict[str, Any] = {"device": "cuda", "device_name": "Tesla V100-SXM3-32GB", "tier": "paper"}
@@ -51,10 +50,6 @@ def made(run: Run, rate: float = 1e9, **place: Any) -> Record:
 def on_gpus(run: Run, teraflops: float) -> Record:
     """A record with a rate and nothing else."""
     return fast(run, teraflops * 1e12, **GPU)
-
-
-def verdicts(experiment: Experiment, records: list[Record]) -> list[str]:
-    return turned(claims_table(experiment.claims, as_printed.thrice(records)))
 
 
 @pytest.mark.parametrize(

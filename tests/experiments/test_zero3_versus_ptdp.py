@@ -7,7 +7,6 @@ from collections.abc import Callable
 import pytest
 
 from experiments.ptdp2021.zero3_versus_ptdp import FIGURE, sent_beyond_layers
-from harness.experiment.claims_table import claims_table
 from harness.experiment.loading import load
 from harness.experiment.published import published
 from harness.records.parts import Collective
@@ -17,9 +16,8 @@ from impl.cost.parameters import count_parameters
 from impl.cost.place import Place
 from impl.cost.traffic import pipeline_traffic, state_traffic
 from impl.run import Run
-from tests.experiments.as_printed import A100, ABSENT, NO, YES, collectives, fast, thrice
+from tests.experiments.as_printed import A100, ABSENT, NO, YES, collectives, fast, turned
 from tests.harness.made_up_records import record_of
-from tests.turned import turned
 
 EXPERIMENT = load("zero3_versus_ptdp")
 
@@ -42,7 +40,7 @@ def on_cpu(run: Run, seconds: float) -> Record:
 
 
 def verdicts(records: list[Record]) -> list[str]:
-    return turned(claims_table(EXPERIMENT.claims, thrice(records)))
+    return turned(EXPERIMENT, records)
 
 
 def test_the_paper_tier_is_table_2_row_by_row() -> None:

@@ -4,7 +4,6 @@ import pytest
 
 from experiments.zero2019 import STAGES, zero_max_model_size
 from experiments.zero2019.zero_max_model_size import DEEPEST, LIMIT, MEASURED, MORE, deep, on_v100s
-from harness.experiment.claims_table import claims_table
 from harness.experiment.experiment import Experiment
 from harness.experiment.loading import load
 from harness.experiment.published import published
@@ -14,8 +13,8 @@ from impl.cost.parameters import count_parameters
 from impl.run import Run
 from tests.experiments import as_printed
 from tests.experiments.as_printed import ABSENT, NO, YES, simulated
+from tests.experiments.as_printed import turned as verdicts
 from tests.harness.made_up_records import record_of
-from tests.turned import turned
 
 MEMORY, LARGEST = load("zero_memory"), load("zero_max_model_size")
 
@@ -30,10 +29,6 @@ def counted(run: Run, times: float = 1.0) -> Record:
         rank.memory = {name: size for name, size in sizes.items() if name not in ("total", "host")}
         rank.memory["activations"] = round(times * sizes["activations"])
     return full
-
-
-def verdicts(experiment: Experiment, records: list[Record]) -> list[str]:
-    return turned(claims_table(experiment.claims, records))
 
 
 @pytest.mark.parametrize("experiment", [MEMORY, LARGEST])

@@ -79,14 +79,6 @@ def test_table_2_in_its_own_letters(name: str, t: int) -> None:
 
 
 @pytest.mark.parametrize("name", PAPER)
-@pytest.mark.parametrize("way", WAYS)
-def test_figure_7(way: str, name: str) -> None:
-    [percent] = published("korthikanti2022", f"activation_memory_{way}").query("model == @name")["value"]
-    share = layer_bytes(paper_run(name, **WAYS[way])) / layer_bytes(paper_run(name))
-    assert 100 * share == pytest.approx(percent, abs=0.4)  # read off a bar chart
-
-
-@pytest.mark.parametrize("name", PAPER)
 def test_figure_1(name: str) -> None:
     """The first pipeline rank's layers: equation 5, times 1 + (p - 1) / (p m) for m chunks a rank (section 4.2.3)."""
     p, m = PAPER[name]
