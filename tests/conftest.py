@@ -18,6 +18,7 @@ if TYPE_CHECKING:  # many tests need no torch, whose import takes longer than th
     import torch.distributed as dist
 
     from harness.predict.kinds import Errors
+    from harness.records.store import Store
     from impl.simulator.system import System
     from impl.tensor_parallel.group import TensorParallel
     from tests.fake_cuda import Driver
@@ -91,6 +92,21 @@ def no_lines_of_progress() -> Iterator[None]:
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr("harness.terminal.LINE_SECONDS", 3600)
         yield
+
+
+@pytest.fixture(scope="session")
+def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A small folder of tokens, which no test changes."""
+    from tests.harness.small_runs import write_tokens
+
+    return write_tokens(tmp_path_factory.mktemp("data") / "tokens")
+
+
+@pytest.fixture
+def store(tmp_path: Path) -> Store:
+    from harness.records.store import Store
+
+    return Store(tmp_path, "made_up", "smoke")
 
 
 @pytest.fixture(scope="module")

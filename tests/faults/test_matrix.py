@@ -8,15 +8,9 @@ import pytest
 from tests.faults.__main__ import HEADER, row, rows, table
 from tests.faults.carry_out import Outcome, carry_out, undisturbed
 from tests.faults.cases import Case, cases
-from tests.harness.small_runs import write_tokens
 
 KEPT = Path(__file__).resolve().parents[2] / "results" / "faults.md"
 CASE = Case("harness", "record write", "SIGKILL")
-
-
-@pytest.fixture(scope="module")
-def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokens(tmp_path_factory.mktemp("data") / "tokens")
 
 
 @pytest.fixture(scope="module")

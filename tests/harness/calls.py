@@ -18,7 +18,6 @@ from harness.experiment import loading
 from harness.experiment.experiment import TIERS, Experiment
 from harness.records.store import SCHEMA, with_digest
 from impl.run import Run
-from tests.harness.small_runs import write_tokens
 
 
 class Answer(NamedTuple):
@@ -73,11 +72,6 @@ def no_start(monkeypatch: pytest.MonkeyPatch) -> None:
 def no_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
     for name in ("harness.cli.sweeps", "harness.launch.slurm"):
         monkeypatch.setattr(f"{name}.gpu_count", lambda: 0)
-
-
-@pytest.fixture(scope="module")
-def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokens(tmp_path_factory.mktemp("data") / "tokens")
 
 
 @pytest.fixture

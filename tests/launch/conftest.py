@@ -1,5 +1,5 @@
 """Fixtures of tests of sweeps."""
 
-from tests.harness.calls import no_gpu, tokens
+from tests.harness.calls import no_gpu
 
-__all__ = ["no_gpu", "tokens"]
+__all__ = ["no_gpu"]

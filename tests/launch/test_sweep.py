@@ -34,7 +34,7 @@ from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Run, from_dict, non_defaults, to_dict
 from tests.harness.fake_site import CODE, FakeSite
-from tests.harness.small_runs import Told, files_of_at_most, kept, point, small, sweep, write_tokens
+from tests.harness.small_runs import Told, files_of_at_most, kept, point, small, sweep
 
 
 @pytest.fixture(autouse=True)
@@ -45,16 +45,6 @@ def no_waiting_and_no_gpu(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("harness.launch.sweep.SCHEDULER_SECONDS", 0.0)
     monkeypatch.setattr("harness.launch.follow.LOOK_SECONDS", 0.0)
     monkeypatch.setattr("os.fsync", lambda _: None)
-
-
-@pytest.fixture(scope="module")
-def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokens(tmp_path_factory.mktemp("data") / "tokens")
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path, "made_up", "smoke")
 
 
 def made_up(store: Store, runs: list[Run], outcomes: Any = None, **options: Any) -> tuple[FakeSite, Told]:

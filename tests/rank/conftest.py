@@ -1,4 +1,4 @@
-"""Tokens and a store for runs that really train."""
+"""A store for runs that really train."""
 
 from collections.abc import Iterator
 from pathlib import Path
@@ -6,12 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.records.store import Store
-from tests.harness.small_runs import processes, write_tokens
-
-
-@pytest.fixture(scope="session")
-def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokens(tmp_path_factory.mktemp("data") / "tokens")
+from tests.harness.small_runs import processes
 
 
 @pytest.fixture

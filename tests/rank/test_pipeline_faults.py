@@ -103,8 +103,7 @@ for _run, _ in REFUSED.values():
     trust(_run.plan.schedule)
 
 
-def test_a_pipeline_that_cannot_run_is_told_why_and_not_launched(store: Store, tmp_path: Path) -> None:
-    tokens = write_tokens(tmp_path / "tokens")
+def test_a_pipeline_that_cannot_run_is_told_why_and_not_launched(store: Store, tokens: Path) -> None:
     runs = [replace(run, data=DataConfig(dataset=str(tokens))) for run, _ in REFUSED.values()]
     assert sweep(store, runs).starts == []
     for run, (_, reason) in zip(runs, REFUSED.values(), strict=True):

@@ -34,11 +34,6 @@ documents = st.recursive(
 )
 
 
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path, "made_up", "smoke")
-
-
 def record(**fields: Any) -> dict[str, Any]:
     head = {"schema": SCHEMA, "id": ID, "experiment": "made_up", "tier": "smoke", "status": "ok", "reason": None}
     return head | {"config": CONFIG, "steps": [{"step": 0, "loss": 2.5}, {"step": 1, "loss": 2.25}]} | fields

@@ -1,12 +1,9 @@
 """Fixtures of tests on a real Slurm; each file has its own, so that they can be tested at the same time."""
 
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from harness.records.store import Store
-from tests.harness.small_runs import write_tokens
 from tests.slurm.two_nodes import TwoNodes, two_nodes
 
 
@@ -20,13 +17,3 @@ def slurm() -> Iterator[TwoNodes]:
 def asked_often(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr("harness.launch.sweep.SCHEDULER_SECONDS", 1.0)
     monkeypatch.setattr("harness.launch.slurm.gpu_count", lambda: 0)
-
-
-@pytest.fixture(scope="module")
-def tokens(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return write_tokens(tmp_path_factory.mktemp("data") / "tokens")
-
-
-@pytest.fixture
-def store(tmp_path: Path) -> Store:
-    return Store(tmp_path, "made_up", "smoke")

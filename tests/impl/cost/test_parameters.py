@@ -19,6 +19,7 @@ from impl.pipeline.stage import split
 from impl.tensor_parallel.group import TensorParallel
 from impl.tensor_parallel.shards import shards_of
 from tests.impl.blocks import BLOCKS
+from tests.impl.model.test_initialise import Group
 
 # printed counts that the shape does not give, with what it gives and why
 DIFFERENT = {
@@ -71,19 +72,6 @@ def test_other_prints_are_of_other_vocabularies():
         assert as_printed(count_parameters(config), printed) == printed
 
 
-class Ranks:
-    """As much of a process group as a model asks for."""
-
-    def __init__(self, size: int) -> None:
-        self._size = size
-
-    def size(self) -> int:
-        return self._size
-
-    def rank(self) -> int:
-        return self._size - 1
-
-
 KINDS: tuple[NormKind, ...] = ("layernorm", "rmsnorm", "dyt")
 CONFIGS = BLOCKS | {
     f"{family}, {placement}": dataclasses.replace(
@@ -100,7 +88,7 @@ def test_the_list_is_the_models_in_its_order_and_the_count_its_sum(name: str):
     config = (CONFIGS | SHARED)[name]
     stages = split(config, 300, 1 if config.shared_layers else 3)
     for tp in (1, 2, 4):
-        group: Any = Ranks(tp)
+        group: Any = Group(tp - 1, tp)
         parts = (stages[:1], stages[1:2], stages[2:], stages[::2])
         for owned in (stages, *(parts if len(stages) > 1 else ())):
             layout = TensorParallel(group, sequence_parallel=False, overlap=True)
