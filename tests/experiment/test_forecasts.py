@@ -22,8 +22,9 @@ from impl.cost.parameters import count_parameters
 from impl.data.tokens import TokenFolder
 from impl.plan import Plan
 from tests.harness.calls import call, refused
+from tests.harness.fake_site import FakeSite
 from tests.harness.made_up_records import changed, document, record, record_of
-from tests.harness.small_runs import kept, small, sweep, write_tokens
+from tests.harness.small_runs import kept, small, sweep
 
 CORES = "results/ours/predicted/two_cores.yaml"
 
@@ -80,17 +81,15 @@ def test_runs_without_forecast_are_not_scored(tmp_path: Path, monkeypatch: pytes
     assert call("claims", "--help").status == 0
 
 
-def test_a_run_keeps_the_forecast_that_was_made_before_it_began(tmp_path: Path) -> None:
-    store, system = Store(tmp_path, "made_up", "smoke"), load_system(CORES)
-    run = small(write_tokens(tmp_path / "tokens"), dp=2)
+def test_a_run_keeps_the_forecast_that_was_made_before_it_began(store: Store, tokens: Path) -> None:
+    run, system = small(tokens, dp=2), load_system(CORES)
     other = replace(run, engine="torch", plan=Plan(dp=1))  # is not simulated
-    sweep(store, [run, other], forecast=system)
+    sweep(store, [run, other], site=FakeSite(), forecast=system)
     found = kept(store, run)
     assert found.forecast is not None
     asked = simulated(run, FIELDS, system)
     seconds = predicted_seconds(asked.done, system)
     assert (found.forecast.seconds, found.forecast.low) == (seconds, interval(system, asked, seconds).low)
-    assert found.forecast.made <= (found.times.started or "")
     assert found.loss_forecast is None  # no finished run is like it
     assert kept(store, other).forecast is None
 
@@ -111,16 +110,16 @@ def keep_family(store: Store, tokens: Path, off: float, first: int = 0) -> None:
         store.write(document(changed(made, experiment=store.experiment, resolved=resolved)))
 
 
-def test_a_run_keeps_the_loss_that_a_law_gives_before_it_begins(tmp_path: Path) -> None:
+def test_a_run_keeps_the_loss_that_a_law_gives_before_it_begins(tmp_path: Path, tokens: Path) -> None:
     store, system = Store(tmp_path, "quickstart", "smoke"), load_system(CORES)
-    tokens = write_tokens(tmp_path / "tokens")
     keep_family(store, tokens, 0.002)
     run = small(tokens, steps=5)
     told = sweep(store, [run], forecast=system)
     found = kept(store, run)
     assert found.loss_forecast is not None
     assert found.loss_forecast.low < found.loss_forecast.nats < found.loss_forecast.high
-    assert found.loss_forecast.made <= (found.times.started or "")
+    assert found.forecast is not None
+    assert found.forecast.made <= found.loss_forecast.made <= (found.times.started or "")
     assert not [text for text in told.messages if "no forecast" in text]
     said = call("claims", "quickstart", "--calibration", "--out", tmp_path, "--json")
     rows = json.loads(said.output)["rows"]
@@ -128,11 +127,9 @@ def test_a_run_keeps_the_loss_that_a_law_gives_before_it_begins(tmp_path: Path) 
     assert rows[1]["ratio"] == pytest.approx(found.last_evaluations[0].per("tokens") / found.loss_forecast.nats)
 
 
-def test_a_rejected_law_is_said_once(tmp_path: Path) -> None:
-    store, system = Store(tmp_path, "made_up", "smoke"), load_system(CORES)
-    tokens = write_tokens(tmp_path / "tokens")
+def test_a_rejected_law_is_said_once(store: Store, tokens: Path) -> None:
     lines: list[str] = []
-    forecasts = Forecasts(store, system, lines.append)
+    forecasts = Forecasts(store, load_system(CORES), lines.append)
     for i, seed in enumerate((5, 6)):
         keep_family(store, tokens, 0.2, first=2 * i)  # two more runs of each kind, and another reason each time
         step, loss = forecasts.of(small(tokens, steps=5, seed=seed), TokenFolder.open(tokens))
