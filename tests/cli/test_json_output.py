@@ -147,44 +147,42 @@ def test_a_second_run_and_table_and_status_only_read(ran: tuple[Path, Answer], r
         assert call(verb, "made_up", "--out", out).output
 
 
-@pytest.mark.usefixtures("no_gpu")
-def test_train_prints_the_record_with_the_loss_of_every_step(tokens: Path, tmp_path: Path):
-    shape = "--model.num-layers 1 --model.hidden-size 16 --model.num-heads 1 --model.seq-len 16 --train.steps 4"
-    answer = call("train", "--json", "--data.dataset", tokens, *shape.split())
-    assert answer.status == 0, answer.errors
-    record = document(answer.output)
-    assert record["status"] == "ok"
-    assert [step["step"] for step in record["steps"]] == [0, 1, 2, 3]
-    assert all(0 < step["loss"] < 10 for step in record["steps"])
-    assert record["config"]["model"]["hidden_size"] == 16
-    assert record["engine"]["name"] == "native"
-    assert sum(record["engine"]["bucket_bytes"]) >= 4 * record["resolved"]["parameters"]
-    assert "[1/1]" in answer.errors
-    assert list(tmp_path.iterdir()) == []
-
-
 SHAPE = (
     "--model.num-layers 4 --model.hidden-size 16 --model.num-heads 2 --model.seq-len 16 --train.steps 3 "
     "--train.global-batch 6 --train.microbatch 1 --train.warmup-steps 1 --evaluation.sequences 6"
 )
 
 
-def trained(tokens: Path, plan: str, out: Path) -> dict[str, Any]:
-    answer = call("train", *SHAPE.split(), "--data.dataset", tokens, *plan.split(), "--out", out, "--json")
+def trained(tokens: Path, *options: str | Path) -> dict[str, Any]:
+    answer = call("train", *SHAPE.split(), "--data.dataset", tokens, *options, "--json")
     assert answer.status == 0, answer.errors
+    assert "[1/1]" in answer.errors
     return document(answer.output)
 
 
 @pytest.fixture(scope="module")
 def serial_record(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
+    """As it is printed without --out, which leaves no file."""
     with pytest.MonkeyPatch.context() as patch:
         patch.setattr(sweeps, "gpu_count", lambda: 0)
-        return trained(tokens, "", tmp_path_factory.mktemp("serial"))
+        patch.chdir(here := tmp_path_factory.mktemp("serial"))
+        record = trained(tokens)
+    assert list(here.iterdir()) == []
+    return record
+
+
+def test_train_prints_the_record_with_the_loss_of_every_step(serial_record: dict[str, Any]):
+    assert serial_record["status"] == "ok"
+    assert [step["step"] for step in serial_record["steps"]] == [0, 1, 2]
+    assert all(0 < step["loss"] < 10 for step in serial_record["steps"])
+    assert serial_record["config"]["model"]["hidden_size"] == 16
+    assert serial_record["engine"]["name"] == "native"
+    assert sum(serial_record["engine"]["bucket_bytes"]) >= 4 * serial_record["resolved"]["parameters"]
 
 
 @pytest.mark.usefixtures("no_gpu")
 def test_train_with_a_pipeline_tells_who_did_what_when(tokens: Path, out: Path, serial_record: dict[str, Any]):
-    record = trained(tokens, "--plan.pp 2 --plan.tp 2 --plan.schedule zb_h1", out)
+    record = trained(tokens, "--plan.pp=2", "--plan.tp=2", "--plan.schedule=zb_h1", "--out", out)
     run = from_dict(record["config"])
     assert record["status"] == "ok"
     shown = [rank["timeline"] for rank in record["ranks"] if rank["timeline"]]
