@@ -83,17 +83,6 @@ def test_a_killed_rank_or_supervisor_fails_its_point_and_the_sweep_goes_on(token
     assert processes(store.folder) == []
 
 
-def test_experts_whose_router_is_nan_end_a_run_with_a_status(tokens: Path, store: Store):
-    """Ranks that share them go on sending rows, so that none waits; the rate drives the weights out of range."""
-    run = small(tokens, dp=2, steps=6, lr=1e30, min_lr=0.0, clip_norm=0.0, weight_decay=0.0)
-    run = replace(run, model=replace(run.model, experts=4, experts_per_token=2), plan=replace(run.plan, ep=2))
-    sweep(store, [run], retries=0)
-    found = kept(store, run)
-    assert found.status == "nan"
-    assert re.fullmatch(r"loss is (nan|inf) at step \d", str(found.reason))
-    assert len(found.steps) < 6
-
-
 def test_a_rank_that_raises_or_needs_too_much_memory_says_so(tokens: Path, store: Store, tmp_path: Path):
     lost = tmp_path / "lost"
     shutil.copytree(tokens, lost)
@@ -120,7 +109,7 @@ def test_a_rank_that_raises_or_needs_too_much_memory_says_so(tokens: Path, store
 
 # The driver ---------------------------------------------------------------------------------------------------------
 
-WAYS = {"SIGINT to the group": 2, "SIGTERM": 1, "SIGKILL": 2}
+WAYS = {"SIGINT to the group": 2, "SIGTERM": 1, "SIGKILL": 1}
 """How a driver is ended, and the ranks that it has."""
 
 

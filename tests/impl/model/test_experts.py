@@ -1,9 +1,11 @@
 """Experts: as a plain sum over all of them says, and in every layout as in one process."""
 
+import math
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
 from torch import Tensor
@@ -180,6 +182,17 @@ def test_a_router_of_no_numbers_gives_a_loss_of_none_and_no_error(serial: Tensor
         torch.nn.init.constant_(one, torch.nan if one is layer.router.weight else 0.1)
     out = layer(torch.randn(16, 16, dtype=torch.float64), 8)
     assert out.isnan().all()
+
+
+def test_ranks_whose_router_is_nan_go_on_sending_rows(data: Path) -> None:
+    """The rate drives the weights out of range; so none waits, and the run ends with the status of its loss."""
+    recipe = Recipe(global_batch=2, microbatch=1, steps=6, warmup_steps=0, lr=1e30, clip_norm=0.0, weight_decay=0.0)
+    run = Run(model=MODEL, plan=Plan(dp=2, ep=2), train=recipe)
+    first, second = on_ranks(steps, [run], data)[run]
+    losses = [loss for loss, _ in first]
+    assert math.isfinite(losses[0])
+    assert not math.isfinite(losses[-1])
+    np.testing.assert_array_equal(losses, [loss for loss, _ in second])
 
 
 def test_a_rank_without_tokens_waits_for_none(data: Path) -> None:
