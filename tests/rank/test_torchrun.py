@@ -73,8 +73,8 @@ def test_two_nodes_of_torchrun_train_what_local_ranks_do(tmp_path: Path) -> None
     of_steps = lambda found: [{**step, "seconds": len(step["seconds"])} for step in found["steps"]]
     assert of_steps(nodes) == of_steps(here)
     assert nodes["evaluations"] == here["evaluations"]
-    counted = ("rank", "collectives", "held", "kept")
-    of_ranks = lambda found: [{key: rank[key] for key in counted if key in rank} for rank in found["ranks"]]
+    counted = ("rank", "traffic", "state_bytes", "activation_bytes")
+    of_ranks = lambda found: [{key: rank[key] for key in counted} for rank in found["ranks"]]
     assert of_ranks(nodes) == of_ranks(here)
 
 
