@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import pytest
-from hypothesis import settings
+from hypothesis import HealthCheck, settings
 
 from tests.turned import pytest_addoption, pytest_collection_finish, pytest_sessionfinish, pytest_testnodedown
 
@@ -26,8 +26,9 @@ if TYPE_CHECKING:  # many tests need no torch, whose import takes longer than th
 __all__ = ["pytest_addoption", "pytest_collection_finish", "pytest_sessionfinish", "pytest_testnodedown"]
 """Hooks of `--every-claim`."""
 gc.disable()  # until all tests are collected: what they import is never garbage
-settings.register_profile("no deadlines", deadline=None)  # machines that run tests are shared: time is not a fault
-settings.load_profile("no deadlines")
+# machines that run tests are shared: time is not a fault
+settings.register_profile("any time", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+settings.load_profile("any time")
 # ignored where tests run in the background, and programs that tests start and interrupt would inherit that
 signal.signal(signal.SIGINT, signal.default_int_handler)
 
