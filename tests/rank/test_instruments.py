@@ -4,13 +4,11 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-import pytest
 import torch
 
 from harness.rank.instruments import Inspection, Measured, Stopwatch
 from impl.cost.place import Place
 from impl.cost.traffic import Count, step_traffic
-from impl.data.synthetic import SyntheticConfig, write_synthetic
 from impl.mesh import build_mesh
 from impl.model.config import ModelConfig
 from impl.plan import Plan
@@ -38,9 +36,7 @@ def inspected(one: Trainer) -> tuple[dict[str, Any], dict[str, Any]]:
     return measured.traffic, expected
 
 
-@pytest.mark.parametrize("plan", PLANS, ids=str)
-def test_traffic_is_recorded_by_the_axes_that_the_formulas_name(plan: Plan, tmp_path: Path) -> None:
-    write_synthetic(tmp_path / "data", SyntheticConfig(train_tokens=10_000, valid_tokens=1_000))
-    run = Run(model=MODEL, plan=plan, train=Recipe(steps=1, global_batch=4, microbatch=1))
-    for found, expected in on_ranks(inspected, [run], tmp_path / "data")[run]:
-        assert found == expected
+def test_traffic_is_recorded_by_the_axes_that_the_formulas_name(tokens: Path) -> None:
+    runs = [Run(model=MODEL, plan=plan, train=Recipe(steps=1, global_batch=4, microbatch=1)) for plan in PLANS]
+    for run, ranks in on_ranks(inspected, runs, tokens).items():
+        assert all(found == expected for found, expected in ranks), run.plan
