@@ -1,13 +1,15 @@
 """Records of runs of any size, measured or simulated, that say no more than a rate, a bubble and predicted memory."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import replace
 from functools import cache
 from typing import Any
 
 from harness.experiment.claims import Claim
 from harness.experiment.claims_table import claims_table
+from harness.experiment.comparison import Comparison
 from harness.experiment.experiment import Experiment
+from harness.predict.memory import predicted
 from harness.records.parts import Collective, Environment, Prediction, Rank, Status
 from harness.records.record import Record
 from harness.records.steps import Step
@@ -68,6 +70,26 @@ def simulated(
         prediction=Prediction(bubble=bubble, microbatches_in_flight=in_flight),
         evaluations=[],
     )
+
+
+def as_fast_as_printed(
+    figure: Comparison, factor: Callable[[Run], float], make: Callable[..., Record] = simulated, **place: Any
+) -> list[Record]:
+    """Records of a figure's runs that are as fast as printed, times a factor."""
+    rates = [one.printed["model_rate"] for one in figure.printed.values()]
+    return [make(run, rate * factor(run), **place) for run, rate in zip(figure.runs, rates, strict=True)]
+
+
+def counted(run: Run, times: float = 1.0) -> Record:
+    """A record of the run, with the predicted memory, the activations multiplied."""
+    full = record_of(run)
+    full.resolved.head_positions = run.model.seq_len
+    ours = predicted(run, 257, "cpu")
+    for r, rank in enumerate(full.ranks):
+        sizes = ours[r // (run.plan.dp * run.plan.tp)].as_dict()
+        rank.memory = {name: size for name, size in sizes.items() if name not in ("total", "host")}
+        rank.memory["activations"] = round(times * sizes["activations"])
+    return full
 
 
 def collectives(traffic: Mapping[str, Mapping[Any, Count]]) -> dict[str, dict[str, Collective]]:

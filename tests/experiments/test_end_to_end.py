@@ -8,16 +8,14 @@ from experiments.ptdp2021 import bubble, end_to_end, microbatch_throughput
 from harness.experiment.loading import load
 from harness.records.record import Record
 from impl.run import Run
-from tests.experiments.as_printed import A100, ABSENT, NO, PARTLY, YES, fast, simulated, verdicts
+from tests.experiments.as_printed import A100, ABSENT, NO, PARTLY, YES, as_fast_as_printed, fast, simulated, verdicts
 
 END, BUBBLE, MICRO = (load(f"ptdp2021/{name}") for name in ("end_to_end", "bubble", "microbatch_throughput"))
 
 
 def table_1(factor: Callable[[Run], float] = lambda _: 1.0, device: str = A100) -> list[Record]:
     """The ten rows simulated to be as fast as printed, times a factor."""
-    rates = [one.printed["model_rate"] for one in end_to_end.FIGURE.printed.values()]
-    both = zip(END.runs["paper"], rates, strict=True)
-    return [simulated(run, rate * factor(run), device=device) for run, rate in both]
+    return as_fast_as_printed(end_to_end.FIGURE, factor, device=device)
 
 
 def test_verdicts_on_table_1_turn() -> None:
@@ -52,9 +50,7 @@ def test_figure_6_is_drawn() -> None:
 
 def figure_7(factor: Callable[[int], float] = lambda _: 1.0) -> list[Record]:
     """As fast as printed, times a factor of the microbatch."""
-    rates = [one.printed["model_rate"] for one in microbatch_throughput.FIGURE.printed.values()]
-    runs = MICRO.runs["paper"]
-    return [simulated(run, rate * factor(run.train.microbatch)) for run, rate in zip(runs, rates, strict=True)]
+    return as_fast_as_printed(microbatch_throughput.FIGURE, lambda run: factor(run.train.microbatch))
 
 
 def test_figure_8_follows_from_figure_7() -> None:

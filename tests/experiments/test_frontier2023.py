@@ -17,7 +17,7 @@ from harness.tune.search import shapley
 from harness.tune.space import KNOBS, spaces
 from impl.cost.parameters import count_parameters
 from impl.run import Run
-from tests.experiments.as_printed import ABSENT, NO, PARTLY, YES, fast, simulated, verdicts
+from tests.experiments.as_printed import ABSENT, NO, PARTLY, YES, as_fast_as_printed, fast, simulated, verdicts
 
 MODELS, RECIPES, SCALING, SEARCH = (load(f"frontier2023/{name}") for name in ("models", "recipes", "scaling", "search"))
 MI250X = "AMD Instinct MI250X"
@@ -49,9 +49,7 @@ def test_sizes_of_models_turn_with_their_parameters() -> None:
 
 def of_recipes(factor: Callable[[Run], float] = lambda _: 1.0, device: str = MI250X) -> list[Record]:
     """The three runs, simulated to be as fast as printed, times a factor."""
-    rates = [one.printed["model_rate"] for one in recipes.FIGURE.printed.values()]
-    both = zip(RECIPES.runs["paper"], rates, strict=True)
-    return [simulated(run, rate * factor(run), device=device) for run, rate in both]
+    return as_fast_as_printed(recipes.FIGURE, factor, device=device)
 
 
 def test_recipes_are_the_launch_scripts() -> None:

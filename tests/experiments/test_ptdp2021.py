@@ -31,7 +31,7 @@ from impl.pipeline.simulate import simulate, uniform
 from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Run
-from tests.experiments.as_printed import A100, ABSENT, NO, OPEN, YES, at_rate, fast, judged, thrice
+from tests.experiments.as_printed import A100, ABSENT, NO, OPEN, YES, as_fast_as_printed, at_rate, fast, judged, thrice
 from tests.experiments.as_printed import turned as verdicts
 from tests.harness.made_up_records import record_of, with_pipeline
 
@@ -49,9 +49,7 @@ GPU: dict[str, Any] = {"device": "cuda", "device_name": A100, "tier": "paper"}
 
 def paper(name: str, factor: Callable[[Run], float] = lambda _: 1.0) -> list[Record]:
     """Records of the figure's runs that are as fast as printed, times a factor."""
-    rates = [one.printed["model_rate"] for one in FIGURES[name].printed.values()]
-    runs = FIGURES[name].runs
-    return [fast(run, factor(run) * rate, **GPU) for run, rate in zip(runs, rates, strict=True)]
+    return as_fast_as_printed(FIGURES[name], factor, fast, **GPU)
 
 
 OF_PAPER: dict[str, Comparison] = {

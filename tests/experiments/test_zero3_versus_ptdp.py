@@ -16,7 +16,7 @@ from impl.cost.parameters import count_parameters
 from impl.cost.place import Place
 from impl.cost.traffic import pipeline_traffic, state_traffic
 from impl.run import Run
-from tests.experiments.as_printed import A100, ABSENT, NO, YES, collectives, fast, turned
+from tests.experiments.as_printed import A100, ABSENT, NO, YES, as_fast_as_printed, collectives, fast, turned
 from tests.harness.made_up_records import record_of
 
 EXPERIMENT = load("zero3_versus_ptdp")
@@ -24,9 +24,7 @@ EXPERIMENT = load("zero3_versus_ptdp")
 
 def paper(factor: Callable[[Run], float] = lambda _: 1.0) -> list[Record]:
     """Records of the table's rows that are as fast as printed, times a factor."""
-    rates = [one.printed["model_rate"] for one in FIGURE.printed.values()]
-    both = zip(FIGURE.runs, rates, strict=True)
-    return [fast(run, rate * factor(run), device="cuda", device_name=A100, tier="paper") for run, rate in both]
+    return as_fast_as_printed(FIGURE, factor, fast, device="cuda", device_name=A100, tier="paper")
 
 
 def on_cpu(run: Run, seconds: float) -> Record:

@@ -8,27 +8,13 @@ from harness.experiment.experiment import Experiment
 from harness.experiment.loading import load
 from harness.experiment.published import published
 from harness.predict.memory import predicted
-from harness.records.record import Record
 from impl.cost.parameters import count_parameters
-from impl.run import Run
 from tests.experiments import as_printed
-from tests.experiments.as_printed import ABSENT, NO, YES, simulated
+from tests.experiments.as_printed import ABSENT, NO, YES, counted, simulated
 from tests.experiments.as_printed import turned as verdicts
 from tests.harness.made_up_records import record_of
 
 MEMORY, LARGEST = load("zero_memory"), load("zero_max_model_size")
-
-
-def counted(run: Run, times: float = 1.0) -> Record:
-    """A record of the run, with the predicted memory, the activations multiplied."""
-    full = record_of(run)
-    full.resolved.head_positions = run.model.seq_len
-    ours = predicted(run, 257, "cpu")
-    for r, rank in enumerate(full.ranks):
-        sizes = ours[r // (run.plan.dp * run.plan.tp)].as_dict()
-        rank.memory = {name: size for name, size in sizes.items() if name not in ("total", "host")}
-        rank.memory["activations"] = round(times * sizes["activations"])
-    return full
 
 
 @pytest.mark.parametrize("experiment", [MEMORY, LARGEST])

@@ -10,12 +10,10 @@ from experiments.zerobubble2024 import PAPER, SCHEDULES
 from harness.experiment.experiment import TIERS, Experiment
 from harness.experiment.loading import load
 from harness.experiment.published import published
-from harness.predict.memory import predicted
 from harness.records.record import Record
 from impl.cost.parameters import count_parameters
 from impl.run import Run
-from tests.experiments.as_printed import A100, ABSENT, NO, OPEN, PARTLY, YES, fast, simulated, verdicts
-from tests.harness.made_up_records import record_of
+from tests.experiments.as_printed import A100, ABSENT, NO, OPEN, PARTLY, YES, counted, fast, simulated, verdicts
 
 THROUGHPUT, MEMORY = load("zerobubble2024/throughput"), load("zerobubble2024/memory")
 
@@ -98,23 +96,13 @@ def test_gains_are_drawn_beside_the_published() -> None:
     assert list(ax.lines[0].get_ydata()) == pytest.approx(list(ax.lines[1].get_ydata()))
 
 
-def counted(run: Run, times: float = 1.0) -> Record:
-    """A record of the run with the predicted memory, that of ZB-H1's activations multiplied."""
-    full = record_of(run)
-    full.resolved.head_positions = run.model.seq_len
-    for rank, of_rank in zip(full.ranks, predicted(run, 257, "cpu"), strict=True):
-        sizes = of_rank.as_dict()
-        rank.memory = {name: size for name, size in sizes.items() if name not in ("total", "host")}
-        rank.memory["activations"] = round(sizes["activations"] * (times if run.plan.schedule == "zb_h1" else 1.0))
-    return full
-
-
 def test_verdicts_on_counted_memory_turn() -> None:
     runs = [run for run in MEMORY.runs["small"] if run.plan.pp == 2]
     assert verdicts(MEMORY, [counted(run) for run in runs])[1:] == [YES, YES, ABSENT, ABSENT]
-    doubled = verdicts(MEMORY, [counted(run, times=3.0) for run in runs])
+    of_zb_h1 = lambda run, times: counted(run, times if run.plan.schedule == "zb_h1" else 1.0)
+    doubled = verdicts(MEMORY, [of_zb_h1(run, 3.0) for run in runs])
     assert (doubled[0], doubled[2]) == (NO, PARTLY)
-    growing = [counted(run, times=run.microbatches / 4) for run in runs]
+    growing = [of_zb_h1(run, run.microbatches / 4) for run in runs]
     assert verdicts(MEMORY, growing)[1] == PARTLY
 
 
