@@ -7,7 +7,8 @@ import sys
 import threading
 import time
 from collections.abc import Iterable, Iterator, Sequence
-from typing import TYPE_CHECKING, Annotated, Any, TypeVar
+from dataclasses import replace
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar, Union, get_args
 
 import tyro
 
@@ -108,8 +109,24 @@ SIZES = {"B": 1, "kB": 10**3, "MB": 10**6, "GB": 10**9, "TB": 10**12, "TiB": 2**
 
 
 Flag = Annotated[bool, tyro.conf.FlagCreatePairsOff]
+Unset = Annotated[_T, tyro.conf.DisallowNone]
+"""Option that is None only where it is left out: neither --help nor an error lists None."""
+OPTIONS = tyro.constructors.ConstructorRegistry()
 Given = tyro.conf.Suppress[frozenset[str]]
 """Fields of a run, by dotted name, that a command line gives, defaults too; `harness.cli.main` fills them in."""
+
+
+@OPTIONS.primitive_rule
+def _unset(option: tyro.constructors.PrimitiveTypeInfo) -> Any:
+    """Return how an option's values are read and named, without None; None: by tyro's own rules."""
+    kinds = get_args(option.type)
+    if type(None) not in kinds or tyro.conf.DisallowNone not in option.markers:
+        return None
+    left = Union[tuple(kind for kind in kinds if kind is not type(None))]  # noqa: UP007 - of a tuple
+    spec = OPTIONS.get_primitive_spec(tyro.constructors.PrimitiveTypeInfo.make(left, option.markers))
+    assert isinstance(spec, tyro.constructors.PrimitiveConstructorSpec)
+    shown = lambda value: ["None"] if value is None else spec.str_from_instance(value)
+    return replace(spec, is_instance=lambda value: value is None or spec.is_instance(value), str_from_instance=shown)
 
 
 def parse_bytes(text: str) -> float:

@@ -16,6 +16,7 @@ import sys
 import traceback
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from typing import get_type_hints
 
 import tyro
 from pydantic import ValidationError
@@ -26,12 +27,14 @@ from harness.cli.verb_table import SIZED, VERBS
 from harness.cli.which import Which
 from harness.records.labels import FIELDS, sized
 from harness.records.printable import CONTROL, printable
+from harness.terminal import OPTIONS, Unset
 from impl.errors import InputError
 from impl.model.sizes import named
 from impl.own_code import trust_words
 from impl.run import Run
 
 FAILED, INTERRUPTED = 1, 130
+ABOUT = "`lmscale VERB --help` explains a verb and its options; `lmscale --version` prints the version."
 TRAINING = ("run", "train", "watch")
 ALL_STOPPED = "all ranks stopped, finished records kept: the same command continues"
 TRACEBACK = "LMSCALE_TRACEBACK"
@@ -58,6 +61,11 @@ def main(arguments: Sequence[str] | None = None) -> int:
     try:
         if odd := [word for word in argv if CONTROL.search("".join(word.split()))]:
             raise InputError(f"{odd[0]!r}: control characters, which would reach the terminal; valid: text without")
+        if argv == ["--version"]:
+            from harness.records.environment import version_of
+
+            print(f"lmscale {version_of('lmscale') or '(not installed)'}")
+            return 0
         _find_modules_here()
         trust_words(argv)
         default, given = _default(argv) if argv[:1] and argv[0] in SIZED else (Run(), frozenset[str]())
@@ -122,13 +130,16 @@ def parse(argv: list[str], default: Run, given: frozenset[str]) -> Callable[[], 
     """
     if not argv:
         raise InputError(f"no verb; valid: {', '.join(VERBS)} (--help explains them)")
-    if argv[0] not in VERBS and (near := difflib.get_close_matches(argv[0], VERBS, n=1)):
-        raise InputError(f"{argv[0]!r:.80} is no verb; did you mean {near[0]}? valid: {', '.join(VERBS)}")
+    if argv[0] not in VERBS and not argv[0].startswith("-"):
+        near = "".join(f"did you mean {name}? " for name in difflib.get_close_matches(argv[0], VERBS, n=1))
+        raise InputError(f"{argv[0]!r:.80} is no verb; {near}valid: {', '.join(VERBS)}")
     problem = io.StringIO()
     app = {name: _deferred(name, default, given) if name in argv else _described(name) for name in VERBS}
     try:
         with contextlib.redirect_stderr(problem):
-            return tyro.extras.subcommand_cli_from_dict(app, prog="lmscale", args=argv)
+            return tyro.extras.subcommand_cli_from_dict(
+                app, prog="lmscale", description=ABOUT, args=argv, registry=OPTIONS
+            )
     except SystemExit as stop:
         if not stop.code:
             raise
@@ -160,7 +171,6 @@ def _deferred(name: str, default: Run, given: frozenset[str]) -> Callable[..., C
     options = inspect.signature(verb).parameters
     start = {"default": default} if "default" in options else {}  # `tune` has no options for the run's fields
 
-    @functools.wraps(verb)
     def hold(*args: object, **kwargs: object) -> Callable[[], int]:
         for option, value in kwargs.items():
             if option == "given":
@@ -173,6 +183,8 @@ def _deferred(name: str, default: Run, given: frozenset[str]) -> Callable[..., C
     hold.__signature__ = inspect.Signature(shown)  # type: ignore[attr-defined]
     sized = "\n\nBesides: `--model NAME`, a named size; `--config FILE.toml`, a file with a run." * (name in SIZED)
     first, _, rest = (inspect.getdoc(verb) or "").partition("\n\n")
+    hints = get_type_hints(verb, include_extras=True)  # of fields of a run None is a value
+    hold.__annotations__ = {name: of if name in ("config", "which") else Unset[of] for name, of in hints.items()}
     hold.__doc__ = "\n\n".join(filter(None, [f"Example: `lmscale {VERBS[name].example}`", first + sized, rest]))
     return hold
 

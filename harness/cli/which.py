@@ -3,15 +3,17 @@
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple
+from typing import TYPE_CHECKING, Annotated, NamedTuple, get_type_hints
 
+import pydantic.dataclasses
 import tyro
 
 from harness.cli.sweep_fields import swept
 from harness.experiment.folders import sweep_folder, sweep_tier
 from harness.experiment.tiers import Tier
 from harness.records.store import Store
-from harness.terminal import Given
+from harness.terminal import Given, Unset
+from impl.fields import CHECKED
 from impl.plan import Plan
 from impl.run import EngineName
 
@@ -33,28 +35,33 @@ def plan_fields(given: frozenset[str]) -> list[str]:
     return sorted(name.removeprefix("plan.") for name in given if name.startswith("plan."))
 
 
+OWN = tyro.conf.arg(help_behavior_hint="(default: each point's own)")
+_fields = {name: Annotated[kind, OWN] for name, kind in get_type_hints(Plan, include_extras=True).items()}
+_checked = pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=CHECKED)
+PlanOfPoints: type[Plan] = _checked(type("Plan", (Plan,), {"__annotations__": _fields}))
+"""A plan as options that say in --help that a field which is not given stays as it is."""
+
+
 @dataclass(frozen=True)
 class Which:
     """Choice of an experiment's points, and the folder of their records."""
 
     experiment: tyro.conf.Positional[str]
     """Id of an experiment or its last word, as `list` shows them, or a file such as mine.py."""
-    tier: Tier | None = None
-    """smoke (CPU, a minute or so), small (one machine), paper (the paper's scale). Without it `run` takes smoke, the
-    other verbs the tier with a sweep under way, else the largest one with records."""
-    only: str | None = None
+    tier: Unset[Tier | None] = None
+    """Scale; without it `run` takes smoke, the others what a sweep is under way at, else the largest with records."""
+    only: Unset[str | None] = None
     """Only points whose label contains this, or matches it as a pattern, or whose id starts with it."""
-    out: Path | None = None
+    out: Unset[Path | None] = None
     """Folder of records, tables and figures; without it `runs` in the working directory."""
-    data: str | None = None
+    data: Unset[str | None] = None
     """Token folder to train on, in place of the experiment's."""
-    engine: EngineName | None = None
+    engine: Unset[EngineName | None] = None
     """Engine that trains every point: ours, DeepSpeed, or PyTorch's own parts; without it each point's own."""
-    plan: Plan = Plan()  # noqa: RUF009 - frozen
+    plan: Plan = PlanOfPoints()  # noqa: RUF009 - frozen
     """Fields of the parallel plan, in place of every point's own."""
     sweep: tuple[str, ...] = ()
-    """Replace every point by one for each combination of these values of fields: `plan.tp=1,2 seed=0,1,2` makes six of
-    one."""
+    """Replace every point by one for each combination of fields' values: `plan.tp=1,2 seed=0,1,2` makes six of one."""
     given: Given = frozenset()
 
     def chosen(self, default: Tier | None = None) -> Chosen:

@@ -25,14 +25,11 @@ class Saving:
     keep_checkpoints: Flag = False
     """Keep the checkpoints of finished points, too."""
     certify: Flag = False
-    """Record hashes of losses, gradients and weights of every step, which the verb `certify` compares. Such a run is
-    not timed, so --out names a folder of its own."""
+    """Record hashes of every step, for the verb `certify`; not timed, so --out names a folder of its own."""
     track: str = ""
-    """Trackers that follow the points as they train: tensorboard, wandb or mlflow, several with commas. They
-    write into the folder `tracked` beside the records."""
+    """Trackers that follow training, in `tracked` of the records: tensorboard, wandb, mlflow, several with commas."""
     html: Path | None = None
-    """A page that shows the points as they train: losses, throughput, states and the ends of ranks' logs. It is written
-    again every 5 s, and reloads itself."""
+    """A page of points as they train: losses, throughput, states, logs. It reloads itself, and is new every 5 s."""
 
     def require(self, out: Path | None, default: Path | None = None, *, profile: bool = False) -> None:
         """Check that the options make sense with this folder for records, or the one that is used without.
@@ -114,8 +111,7 @@ class Trying:
     retries: int = 2
     """Number of further attempts at a point at once after a fault of the infrastructure."""
     retry: Retry = "again"
-    """again: run points that a later attempt may finish; all: also those that failed or needed too much memory with
-    the very same code."""
+    """again: points that a later attempt may finish; all: also those that failed or had no room with the same code."""
 
     def require(self) -> None:
         """Check the numbers.
