@@ -9,6 +9,7 @@ import pandas as pd
 
 from harness.records.labels import SHAPE, fields, labels
 from harness.records.measures import DEGREES, combine
+from harness.records.printable import several
 from harness.records.record import float_or_nan
 from harness.records.statistics import Estimate
 from harness.records.store import SIMULATED
@@ -107,10 +108,9 @@ def _baseline(row: Row, rows: Sequence[Row]) -> Row:
 
 
 def _compared(kind: Kind, row: Row, baseline: Row) -> dict[str, Any]:
-    ranks = "1 rank" if baseline["ranks"] == 1 else f"{baseline['ranks']} ranks"
     compared = dict(row) | {
         "kind": kind,
-        "baseline": "baseline" if row is baseline else ranks,
+        "baseline": "baseline" if row is baseline else several(baseline["ranks"], "rank"),
         "baseline_point": baseline["point"],
     }
     for name, rate in zip(("speedup", "efficiency"), RATES, strict=True):

@@ -9,6 +9,7 @@ from harness.analysis.scaling import scaling_rows, shown_elsewhere
 from harness.records.frames import once_for_all
 from harness.records.labels import labels
 from harness.records.measures import about, combine, frame
+from harness.records.printable import several
 from harness.records.record import CONVENTION, Record
 from harness.records.statistics import WARMUP_SHARE, WARMUP_STEPS
 from harness.records.store import SIMULATED
@@ -181,6 +182,5 @@ def denominators(records: Sequence[Record]) -> str:
     counts = {
         status: list(outcome.values()).count(status) for status in ("ok", *sorted(set(outcome.values()) - {"ok"}))
     }
-    runs = f" ({len(records)} runs)" if len(records) > len(outcome) else ""
-    points = "1 point" if len(outcome) == 1 else f"{len(outcome)} points"
-    return f"{points}{runs}: " + ", ".join(f"{count} {status}" for status, count in counts.items())
+    points = several(len(outcome), "point") + f" ({len(records)} runs)" * (len(records) > len(outcome))
+    return f"{points}: " + ", ".join(f"{count} {status}" for status, count in counts.items())

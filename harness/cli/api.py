@@ -10,6 +10,7 @@ from harness.experiment.experiment import points
 from harness.experiment.loading import load as experiment_of
 from harness.experiment.tiers import TIERS, Tier
 from harness.records import measures
+from harness.records.printable import several
 from harness.records.record import Record
 from harness.records.store import SIMULATED, Store
 from impl.errors import InputError
@@ -27,7 +28,7 @@ class Records(UserList[Record]):
 
     def __repr__(self) -> str:
         places = sorted({f"{record.experiment}, {record.tier}" for record in self})
-        return f"<{len(self)} records of {'; '.join(places) or 'nothing'}>"
+        return f"<{several(len(self), 'record')} of {'; '.join(places) or 'nothing'}>"
 
     def frame(self) -> "pd.DataFrame":
         """Return a row for each run, with the columns that docs/results.md lists, in SI units; NaN: not measured."""

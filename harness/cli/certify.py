@@ -9,6 +9,7 @@ import tyro
 from harness.experiment import folders
 from harness.launch.attempt import RUN_ID
 from harness.records.certificate import Certificate, Compared, Difference, compared, read
+from harness.records.printable import several
 from harness.terminal import Flag, columns, print_json
 from impl.errors import InputError
 
@@ -55,7 +56,7 @@ def pairs(a: str, b: str) -> list[tuple[Path, Path]]:
     if common := [(of_a[name], of_b[name]) for name in of_a if name in of_b]:
         return common
     raise InputError(
-        f"certify: no run has a record in both {a!r:.80} ({len(of_a)} records) and {b!r:.80} ({len(of_b)})"
+        f"certify: no run has a record in both {a!r:.80} ({several(len(of_a), 'record')}) and {b!r:.80} ({len(of_b)})"
     )
 
 
@@ -86,7 +87,7 @@ def _document(one: Path, other: Path, result: Compared) -> dict[str, Any]:
 
 def _lines(one: Path, other: Path, certificate: Certificate, result: Compared) -> Iterator[str]:
     yield f"{one} and {other}:"
-    steps = f"{result.equal_steps} step{'s' * (result.equal_steps != 1)}"
+    steps = several(result.equal_steps, "step")
     if result.first is None:
         tensors = sum(len(rank.pieces) for rank in certificate.ranks)
         yield f"equal bit for bit over {steps}: loss, {tensors} gradients and {tensors} weights of each"

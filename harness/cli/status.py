@@ -21,7 +21,7 @@ from harness.launch.trackers import Trackers, tracker_names
 from harness.rank import jobs
 from harness.rank.job import STOP, job_of
 from harness.records.attempts import Attempts
-from harness.records.printable import printable
+from harness.records.printable import printable, several
 from harness.records.store import Store
 from harness.report.results import tell_results
 from harness.terminal import TABLE_ROWS, Flag, columns, console, counted, print_json, tell_ignored
@@ -108,7 +108,7 @@ def cancel(which: OfWhich, json: Flag = False) -> int:
     if states:
         print(columns([(one.id, one.status, one.point, printable(one.reason or "")) for one in states]))
     count = sum(one.cause == "cancelled" for one in states)
-    print(f"{found.id}, tier {tier}: {'1 point' if count == 1 else f'{count} points'} cancelled")
+    print(f"{found.id}, tier {tier}: {several(count, 'point')} cancelled")
     return 0
 
 

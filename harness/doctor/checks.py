@@ -19,6 +19,7 @@ from harness.launch.slurm import minutes
 from harness.rank.devices import gpu_count
 from harness.rank.slurm_queue import ask
 from harness.records.environment import CODE, git_state, version_of
+from harness.records.printable import several
 from harness.terminal import shown
 
 Grade = Literal["ok", "warning", "failed"]
@@ -99,17 +100,17 @@ def machine(ranks: int, device: str) -> Iterator[Check]:
     """Yield checks of this machine's devices, cores and memory for a number of ranks."""
     gpus, cores = gpu_count(), len(os.sched_getaffinity(0))
     cuda = device == "cuda"
-    found = f"{gpus} GPUs for {ranks} ranks" if gpus or cuda else "no GPU: ranks use the CPU"
+    found = f"{several(gpus, 'GPU')} for {several(ranks, 'rank')}" if gpus or cuda else "no GPU: ranks use the CPU"
     yield check("devices", found, (cuda and gpus < ranks, "failed", f"--ranks {gpus or 1}, or --device cpu"))
-    mend = f"at most {cores} ranks here: times of ranks that share cores show no scaling"
-    yield check("cores", f"{cores} for {ranks} ranks", (not cuda and ranks > cores, "warning", mend))
+    mend = f"at most {several(cores, 'rank')} here: times of ranks that share cores show no scaling"
+    yield check("cores", f"{cores} for {several(ranks, 'rank')}", (not cuda and ranks > cores, "warning", mend))
     busy = psutil.cpu_percent(LOOK_SECONDS)
     mend = "end them, or measure later: they make steps slower"
     yield check("load", f"other programs use {busy:.0f}% of the processors", (busy > BUSY_PERCENT, "warning", mend))
     free, needed = psutil.virtual_memory().available, ranks * RANK_BYTES
     yield check(
         "memory",
-        f"{shown(free)} free, {ranks} ranks without a model need {shown(needed)}",
+        f"{shown(free)} free; {several(ranks, 'rank')} without a model: {shown(needed)}",
         (free < needed, "failed", "fewer ranks, or end other programs"),
         (free < 2 * needed, "warning", "little is left for the model: fewer ranks, or end other programs"),
     )
@@ -219,7 +220,7 @@ def scheduler(partition: str | None, nodes: int) -> Iterator[Check]:
         mend = "check that slurmctld is up, and that SLURM_CONF is this cluster's"
         yield Check("scheduler", "failed", f"sinfo: {answer}", mend)
         return
-    yield check("scheduler", f"sinfo answers, {len(partitions(answer))} partitions")
+    yield check("scheduler", f"sinfo answers, {several(len(partitions(answer)), 'partition')}")
     yield from of_partition(partitions(answer), partition, nodes)
     code, answer = ask("sacct", "--allocations", "--noheader", "--parsable2", "--format", "JobID", "--starttime", "now")
     mend = "ask for accounting (slurmdbd): it alone knows how a job ended that has left the queue"

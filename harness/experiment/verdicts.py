@@ -14,7 +14,7 @@ from harness.experiment.claims import KINDS, Claim, Evidence, Kind, Verdict, evi
 from harness.experiment.experiment import Experiment
 from harness.experiment.folders import stores
 from harness.experiment.tiers import TIERS, Tier
-from harness.records.printable import printable
+from harness.records.printable import printable, several
 from harness.records.record import Record
 from harness.terminal import tell_ignored
 from impl.errors import InputError
@@ -133,11 +133,12 @@ def _basis(claim: Claim, records: Sequence[Record], systems: str) -> str:
     if not kept:
         return "formulas"
     fitted = sorted({one.calibrated_on or 0 for one in kept})
+    rows = " or ".join([*map(str, fitted[:-1]), several(fitted[-1], "row")])
     beyond = {doubt.split()[1] for one in kept for doubt in one.warnings if doubt.startswith("extrapolates: ")}
     low = min(float(one.low or 0) / float(one.seconds or 1) for one in kept)
     high = max(float(one.high or 0) / float(one.seconds or 1) for one in kept)
     return "; ".join([
-        f"constants fitted to {' or '.join(map(str, fitted))} rows" if fitted != [0] else "constants are priors",
+        f"constants fitted to {rows}" if fitted != [0] else "constants are priors",
         *([f"extrapolates {', '.join(sorted(beyond))}"] if beyond else []),
         f"90% interval of a step {low:.2f} to {high:.2f} times",
     ])  # fmt: skip
@@ -231,7 +232,7 @@ def by_kind(found: Sequence[Judged]) -> list[tuple[Kind, str, dict[Verdict, int]
 
 def in_words(said: dict[str, Any]) -> str:
     """Return the counts as text: `3 claims; measured: 1 reproduced, 1 partly; simulated: 2 reproduced`."""
-    parts = [f"{said['claims']} {'claim' if said['claims'] == 1 else 'claims'}"]
+    parts = [several(said["claims"], "claim")]
     parts += [f"{kind}: {listed}" for kind in ("measured", "simulated") if (listed := listed_counts(said[kind]))]
     return "; ".join([*parts, *([f"{NOT_RUN}: {said[NOT_RUN]}"] if said[NOT_RUN] else [])])
 

@@ -9,6 +9,7 @@ from harness.launch.preflight import Datasets
 from harness.launch.sweep import Sweep
 from harness.predict.systems import names
 from harness.records.attempts import Attempts
+from harness.records.printable import several
 from harness.records.store import Store
 from harness.terminal import columns, print_json, tell_ignored
 
@@ -37,7 +38,8 @@ def print_plan(found: Experiment, sweep: Sweep, chosen: Sequence[Point], json: b
         print_json({"experiment": found.id, "tier": store.tier, "points": rows, "scripts": scripts})
         return
     if reasons:
-        print(columns([(p.id, p.label, f"{p.run.plan.world_size} ranks", why or "") for p, why in reasons.items()]))
+        ranks = lambda point: several(point.run.plan.world_size, "rank")
+        print(columns([(point.id, point.label, ranks(point), why or "") for point, why in reasons.items()]))
     for script in scripts:
         print(f"\n{script.rstrip()}")
     print(f"\n{len(able)} of {len(chosen)} points would be run; nothing was written")

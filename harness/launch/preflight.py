@@ -9,6 +9,7 @@ import psutil
 from harness.launch import texts
 from harness.launch.slurm import Site
 from harness.predict.memory import gpu_memory, in_one_line, predicted
+from harness.records.printable import several
 from harness.records.store import Document
 from harness.terminal import shown
 from impl.data.config import EMBEDDED, SYNTHETIC
@@ -119,7 +120,8 @@ def why_doubtful(run: Run, site: Site) -> str | None:
     ranks, threads = run.plan.world_size, run.threads
     if (site.on, site.device) != ("local", "cpu") or site.agents or ranks * threads <= cores:
         return None
-    return f"{ranks} ranks x {threads} threads share {cores} cores: no scaling can be read from this"
+    shared = f"{several(ranks, 'rank')} x {several(threads, 'thread')} share {several(cores, 'core')}"
+    return f"{shared}: no scaling can be read from this"
 
 
 def _vocabulary(run: Run, data: TokenFolder) -> str | None:
@@ -167,5 +169,5 @@ def _memory(run: Run, tokenizer_size: int, site: Site) -> str | None:
     there = psutil.virtual_memory().total
     if needed <= there:
         return None
-    count = f"{run.plan.world_size} ranks need {shown(needed)}"
-    return f"{count}, this machine has {shown(there)}; the most has {parts}; {ANYWAY}"
+    which = several(run.plan.world_size, "rank")
+    return f"memory of {which}: {shown(needed)}, this machine has {shown(there)}; the most has {parts}; {ANYWAY}"

@@ -23,6 +23,7 @@ from harness.predict.fit import Measured, constant_mfu, error_sizes, fit, percen
 from harness.predict.interval import interval
 from harness.predict.simulation import Simulated, predicted, simulated, vocabulary_of
 from harness.predict.systems import load_system
+from harness.records.printable import several
 from harness.terminal import print_json, shown_progress
 from impl.errors import InputError
 from impl.files import read_text
@@ -136,12 +137,12 @@ def predict_rows(path: Path, system: System | None, json: bool) -> int:
     for known, name in ((part.system.calibration, part.system.name) for part in parts):
         if known is not None:
             off = f"{known.mape:.1f} % off at rows left out, at most {known.worst:.1f} %"
-            print(f"{name} ({known.stack}), fitted on {len(known.rows)} rows: {off}", file=sys.stderr)
+            print(f"{name} ({known.stack}), fitted on {several(len(known.rows), 'row')}: {off}", file=sys.stderr)
     for split, found in errors.items():
         rows, seen = int(found["rows"]), int(found["fitted_to"])
         percent = ", ".join(f"{name} {value:.1f}" for name, value in [*found.items()][2:])
         how = f",{f' {seen} of' * (seen < rows)} which constants were fitted to" if seen else ""
-        print(f"{split or 'measured'}: {rows} rows{how}; in percent: {percent}", file=sys.stderr)
+        print(f"{split or 'measured'}: {several(rows, 'row')}{how}; in percent: {percent}", file=sys.stderr)
     return 0
 
 
@@ -153,7 +154,7 @@ def _parts(rows: Sequence[Row]) -> list[_Part]:
         own = [row for row in rows if row.asked and row.system is system]
         fitted = [row.measured for row in own if row.split == CALIBRATE and row.measured]
         if fitted:
-            with Console(stderr=True).status(f"fitting {len(fitted)} rows"):
+            with Console(stderr=True).status(f"fitting {several(len(fitted), 'row')}"):
                 system = fit(fitted, system)
         answers = [answer(row, system) for row in shown_progress(own, "predicting")]
         parts.append(_Part(system, own, fitted, answers))
@@ -279,7 +280,7 @@ def _value(name: str, cell: str) -> Any:
     if cell and name == "zero_group" and not (value in GROUPS or (isinstance(value, int) and value > 0)):
         raise InputError(f"{name} {cell!r:.40}; valid: {', '.join(GROUPS)}, or a positive integer")
     if (name in COUNTS or (name in COUNTED and cell)) and not (isinstance(value, int) and value > 0):
-        raise InputError(f"{name} {cell!r:.40}; valid: a positive integer")
+        raise InputError(f"{name} {repr(cell)[:40] if cell else 'is empty'}; valid: a positive integer")
     if name == SECONDS and cell and (isinstance(value, str) or not SHORTEST <= value <= LONGEST):
         raise InputError(f"{name} {cell!r:.40}; valid: positive seconds, {SHORTEST:g} to {LONGEST:g}")
     return value

@@ -452,7 +452,7 @@ def test_a_point_that_cannot_run_is_a_record_with_its_reason_and_the_others_run(
     site, told = made_up(store, [odd, lost, huge, small(tokens)])
     assert site.submitted == [small(tokens).id]
     assert [status for _, status in told.ends] == ["invalid", "invalid", "invalid", "ok"]
-    for run, words in ((odd, "not divisible"), (lost, "no token folder"), (huge, "100000 ranks")):
+    for run, words in ((odd, "not divisible"), (lost, "no token folder"), (huge, "memory of 100,000 ranks")):
         assert words in str(kept(store, run).reason)
         assert "\n" not in str(kept(store, run).reason)
 
@@ -476,7 +476,7 @@ def test_more_ranks_than_cores_are_warned_about_and_run(tokens: Path, store: Sto
     monkeypatch.setattr("harness.launch.preflight.os.sched_getaffinity", lambda _: {0, 1}, raising=False)
     monkeypatch.setattr("harness.launch.preflight.os.cpu_count", lambda: 2)
     _, told = made_up(store, [small(tokens, dp=4, global_batch=4)])
-    assert "4 ranks x 1 threads share 2 cores" in told.messages[0]
+    assert "4 ranks x 1 thread share 2 cores" in told.messages[0]
     assert [status for _, status in told.ends] == ["ok"]
 
 

@@ -77,19 +77,20 @@ def test_the_table_is_printed_as_csv_and_left_out_and_unknown_columns_are_named(
     assert list(rows[0])[:14] == head.split(",")
     assert "fitted on 3 rows" in answer.errors
     assert "calibrate: 3 rows, which constants were fitted to; in percent: " in answer.errors
-    assert "check: 1 rows" in answer.errors
+    assert "check: 1 row;" in answer.errors
     assert "columns that predictions ignore: compile\n" in answer.errors
     assert "what they stand for: vocab 51200, family gpt, " in answer.errors
 
 
 def test_an_impossible_plan_is_told_in_its_row(tmp_path: Path):
     path = tmp_path / "rows.csv"
-    plans = ("8,8,1", "8,8,3", "9,8,1")
+    plans = ("8,8,1", "8,8,3", "9,8,1", "8,nan,1")
     path.write_text(HEAD + "".join(f",{plan},1024,16,16,1024,2,2,2,\n" for plan in plans))
     rows = document(call(*predict(path, "--json")).output)["rows"]
     assert rows[0]["predicted_s"] > 0
     assert "is not divisible by train.microbatch 3" in rows[1]["problem"]
     assert (rows[2]["problem"], rows[2]["predicted_s"]) == ("gpus 9 is not tp x dp x pp, 8", None)
+    assert rows[3]["problem"] == "global_batch is empty; valid: a positive integer"
 
 
 def test_optional_columns_change_the_run(tmp_path: Path):

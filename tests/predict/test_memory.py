@@ -120,7 +120,7 @@ def test_activations_alone_can_be_too_much(datasets: Datasets, monkeypatch: pyte
     monkeypatch.setattr(psutil, "virtual_memory", lambda: SimpleNamespace(total=2 * one.total))
     reason = why_invalid(LARGE, datasets, Site())
     assert reason is not None
-    for word in ("2 ranks need", "this machine has", f"activations {shown(one.activations)}", "--allow-oom"):
+    for word in ("memory of 2 ranks: ", "this machine has", f"activations {shown(one.activations)}", "--allow-oom"):
         assert word in reason
     assert why_invalid(LARGE, datasets, Site(allow_oom=True)) is None
     assert why_invalid(LARGE, datasets, Site(on="slurm")) is None  # a cluster's memory is not known
