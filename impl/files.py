@@ -55,11 +55,11 @@ def read_text(path: Path, most: int = MOST_BYTES, encoding: str = "utf-8") -> st
 
 @contextlib.contextmanager
 def naming(path: Path) -> Iterator[None]:
-    """Add this file's name to an OSError raised inside that names no file, such as that of a full disk."""
+    """Give an OSError raised inside this file's name, in place of none, as on a full disk, or of a temporary one's."""
     try:
         yield
     except OSError as error:
-        error.filename = error.filename or str(path)
+        error.filename = str(path)
         raise
 
 

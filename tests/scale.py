@@ -82,7 +82,7 @@ def runs(count: int, steps: int) -> list[Run]:
 def fill(out: Path, made: list[Run]) -> int:
     """Write a record for each; their bytes."""
     store, size = Store(out, NAME, "smoke"), 0
-    require_writable(store)
+    require_writable(store.recorded)
     for i, run in enumerate(made):
         record = document(record_of(run, tier="smoke", seconds=0.1 / run.plan.dp, nats=2.1 + 0.001 * (i % 97)))
         record |= {"schema": SCHEMA, "experiment": NAME, "cause": "", "attempt": "", "tries": []}

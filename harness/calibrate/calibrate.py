@@ -21,6 +21,7 @@ from harness.predict.systems import SUFFIXES
 from harness.rank.devices import gpu_count
 from harness.rank.json_files import read_as
 from harness.records.store import write_atomically
+from harness.records.writable import require_writable
 from harness.terminal import Flag, print_json
 from impl.errors import InputError
 from impl.plan import Plan
@@ -96,6 +97,7 @@ def _require(out: Path, site: Site, ranks: int, precisions: Sequence[str], threa
         raise InputError(f"--out {out}: a system is a YAML file; valid: a name that ends in {' or '.join(SUFFIXES)}")
     if out.is_dir() or not out.resolve().parent.is_dir():
         raise InputError(f"--out {out}: {'is a folder' if out.is_dir() else 'its folder does not exist'}")
+    require_writable(out.resolve().parent)
     for name, value in (("ranks", ranks), ("threads", threads)):
         if value < 1:
             raise InputError(f"--{name} {value}: must be 1 or more")

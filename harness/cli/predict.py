@@ -55,11 +55,9 @@ class Circumstances:
     stack: str | None = None
     """Software that will run, if it is not the system's: the interval is wider then."""
     spread: float = 0.0
-    """By how much devices differ, as the standard deviation of the logarithm of their computing seconds: also predict
-    quantiles of a step that waits for the slowest of them."""
+    """Standard deviation of log(computing seconds) over devices: also predict quantiles of a step of the slowest."""
     imbalance: tuple[float, ...] = ()
-    """Rows of the fullest of the ranks that share experts over the mean, as measured: one number, or its p10, p50 and
-    p90 for quantiles of a step. Without it every choice of the router is equally likely."""
+    """Rows of the fullest rank of experts over the mean, or their p10 p50 p90; if left out, routers choose evenly."""
 
 
 def predict(
@@ -142,7 +140,7 @@ def predict_experiment(
 ) -> int:
     """Write a simulated record of every point, then all tables and figures again; print those of the points."""
     chosen, varied = [point.run for point in points(runs, only)], differing(runs)
-    require_writable(store)
+    require_writable(store.recorded)
     given_in = {run.id: given | given_by(run, varied, system) for run in chosen}
     documents = [document_of(run, store, system, given_in[run.id]) for run in shown_progress(chosen, "predicting")]
     for document in documents:

@@ -75,7 +75,7 @@ def carry_out(chosen: list[Point], store: Store, datasets: Datasets, options: Op
     """Run points into a writable folder, next to which the embedded language is kept."""
     from harness.cli.status import live_page
 
-    require_writable(store)
+    require_writable(store.recorded)
     datasets.keep_in(synthetic_cache(store))
     with live_page(options.saving.html, store, chosen):
         sweep(chosen, store, datasets, options)

@@ -22,13 +22,25 @@ ARCHIVE = CODE / "results"
 
 
 def sweep_folder(out: Path | None) -> Path:
-    """Return the folder that a sweep works in."""
+    """Return the folder that a sweep works in.
+
+    Raises:
+        InputError: it is a file.
+    """
+    if out is not None and out.exists() and not out.is_dir():
+        raise InputError(f"{out}: is no folder; valid: a folder of records")
     return OWN if out is None else out
 
 
 def stores(out: Path | None, experiment: str, tier: Tier) -> list[Store]:
-    """Return the stores that a tier's records are read from: the measured ones, then one for each system."""
+    """Return the stores that a tier's records are read from: the measured ones, then one for each system.
+
+    Raises:
+        InputError: the folder does not exist.
+    """
     if out is not None:
+        if not out.is_dir():
+            raise InputError(f"{out}: no such folder; valid: a folder of records")
         return _of(out, experiment, tier)
     archived, own = ({store.system: store for store in _of(folder, experiment, tier)} for folder in (ARCHIVE, OWN))
     chosen = archived | {system: store for system, store in own.items() if _has_records(store)}

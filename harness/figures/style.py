@@ -242,7 +242,7 @@ def save(figure: "Figure", path: Path) -> Path:
     try:
         with naming(path):
             temporary.write_bytes(out.getvalue())
-        os.replace(temporary, path)
+            os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
     return path

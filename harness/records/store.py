@@ -55,7 +55,8 @@ def write_atomically(path: Path, content: str | bytes, by_way_of: Path | None = 
     """
     if by_way_of is None:
         path.parent.mkdir(parents=True, exist_ok=True)
-    handle, name = tempfile.mkstemp(dir=by_way_of or path.parent, prefix=f".{path.name}.", suffix=".part")
+    with naming(path):
+        handle, name = tempfile.mkstemp(dir=by_way_of or path.parent, prefix=f".{path.name}.", suffix=".part")
     try:
         with naming(path), os.fdopen(handle, "wb") as file:
             file.write(content.encode() if isinstance(content, str) else content)

@@ -1,22 +1,20 @@
-"""Whether a folder of records can be written, before anything is computed for it."""
+"""Whether a folder can be written, before anything is computed for it."""
 
 import tempfile
+from pathlib import Path
 
-from harness.records.store import Store
 from impl.errors import InputError
 
 
-def require_writable(store: Store) -> None:
-    """Make the store's folder, and check that it can be written.
+def require_writable(folder: Path) -> None:
+    """Make a folder, and check that it can be written.
 
     Raises:
         InputError: it cannot be made or written.
     """
     try:
-        store.recorded.mkdir(parents=True, exist_ok=True)
-        with tempfile.TemporaryFile(dir=store.folder):
+        folder.mkdir(parents=True, exist_ok=True)
+        with tempfile.TemporaryFile(dir=folder):
             pass
     except OSError as error:
-        raise InputError(
-            f"--out: {store.folder} cannot be written ({error.strerror}); give a folder that can"
-        ) from error
+        raise InputError(f"--out: {folder} cannot be written ({error.strerror}); give a folder that can") from error

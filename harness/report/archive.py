@@ -23,6 +23,7 @@ from harness.records.environment import CODE, git_state
 from harness.records.printable import printable
 from harness.records.record import Record
 from harness.records.store import Document, Store, write_atomically
+from harness.records.writable import require_writable
 from harness.report.experiments_md import WORDS, Found, as_markdown, content
 from harness.report.results import described, write_results
 from harness.report.zipped import SUMS, pack
@@ -62,6 +63,7 @@ def export(
     file = out or Path(f"{name}.zip")
     if file.suffix != ".zip" or file.is_dir():
         raise InputError(f"--out {file}: valid: a file that ends in .zip")
+    require_writable(file.parent)
     inside = contents(found, results, TIERS if tier is None else (tier,))
     packed = pack(name, inside)
     write_atomically(file, packed)

@@ -273,7 +273,7 @@ def base_of(default: Run, system: System, precision: Precision | None, recipe: R
 
 def _here(out: Path, system: System) -> Machine:
     store = Store(out, "tune", "small")
-    require_writable(store)
+    require_writable(store.recorded)
     return partial(run_here, store=store, device=system.device.kind)
 
 

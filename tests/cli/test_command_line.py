@@ -6,6 +6,7 @@ import shutil
 import signal
 import subprocess
 import sys
+from importlib.metadata import version
 from pathlib import Path
 
 import pytest
@@ -32,7 +33,7 @@ FOUR_LAYERS = "train --model.num-layers 4 --train.microbatch 1 --plan.pp 2 --pla
     ("arguments", "told"),
     [
         ("", ("no verb", *VERBS)),
-        ("nonsense", ("nonsense", *VERBS)),
+        ("nonsense", ("'nonsense' is no verb; valid: ", *VERBS)),
         ("clams", ("'clams' is no verb; did you mean claims?", *VERBS)),
         ("--json", ("--json", *VERBS)),
         ("run", ("experiment",)),
@@ -53,6 +54,11 @@ FOUR_LAYERS = "train --model.num-layers 4 --train.microbatch 1 --plan.pp 2 --pla
         ("run quickstart --data no/where", ("no token folder no/where", "lmscale prepare")),
         ("run quickstart --model gpt-2m", ("--model",)),
         ("table quickstart", ("no records", "lmscale run quickstart")),
+        ("claims --out nope", ("nope: no such folder",)),
+        ("show PTD-P figure 12 --out nope", ("nope: no such folder",)),
+        ("export interleaving --out /proc/x.zip", ("--out: /proc cannot be written",)),
+        ("calibrate --out /proc/x.yaml", ("--out: /proc cannot be written",)),
+        ("timeline --out /proc/x", ("/proc/x.png: ",)),
         ("train --model.hiden-size 8", ("--model.hiden-size", "did you mean --model.hidden-size?")),
         ("train --model.hidden-size many", ("--model.hidden-size", "'many'")),
         ("train --model.hidden-size 30 --model.num-heads 4", ("model: num_heads 4", "hidden_size 30", "1, 2, 3, 5")),
@@ -112,7 +118,7 @@ FOUR_LAYERS = "train --model.num-layers 4 --train.microbatch 1 --plan.pp 2 --pla
         ("train --evaluation.texts no/where.txt", ("no/where.txt",)),
         ("train --model.family bert --evaluation.texts a.txt", ("evaluation.texts", "gpt")),
         ("train --model.vocab-size 100", ("model.vocab_size 100", "257")),
-        ("train --plan.dp 100000 --train.global-batch 100000 --train.microbatch 1", ("100000 ranks", "GiB")),
+        ("train --plan.dp 100000 --train.global-batch 100000 --train.microbatch 1", ("100,000 ranks: ", "GiB")),
         ("train --data.dataset no/where", ("no token folder no/where",)),
         ("run quickstart --detach", ("--detach: only jobs of a scheduler",)),
         ("run quickstart --retries -1", ("--retries -1: must be 0 or more",)),
@@ -147,7 +153,7 @@ def test_bad_input_is_one_line_that_names_it_and_what_is_valid(arguments: str, t
 def test_an_output_folder_that_cannot_be_is_named(verb: str, tmp_path: Path, tokens: Path):
     (tmp_path / "file").write_text("mine")
     for out in ("file", "file/below"):
-        assert f"{out}/" in refused(*verb.split(), "--out", out)
+        assert out in refused(*verb.split(), "--out", out)
     assert (tmp_path / "file").read_text() == "mine"
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
@@ -268,6 +274,19 @@ def test_help_opens_with_an_example_that_is_valid(name: str, monkeypatch: pytest
     idle = lambda *of: functools.wraps(function_of(*of))(lambda *_, **__: 0)
     monkeypatch.setattr(verb_table, "function_of", idle)
     assert call(*example.split()).status == 0
+
+
+def test_help_of_run_says_what_is_left_as_it_is_and_names_no_none():
+    text = " ".join(call("run", "--help").output.replace("│", " ").split())
+    assert "--plan.tp INT Tensor-parallel degree: ranks that share the matrices of every layer. (default: each" in text
+    assert "--tier {smoke,small,paper} Scale; " in text
+    assert "None}|STR" not in text
+    assert "('smoke', 'small', 'paper')" in refused("run", "quickstart", "--tier", "None")
+    assert "--plan.zero-group {None}|INT" in text, "of a plan None is a value"
+
+
+def test_the_version_is_printed():
+    assert call("--version").output == f"lmscale {version('lmscale')}\n"
 
 
 def test_the_list_of_verbs_says_how_the_text_of_each_begins():

@@ -268,7 +268,7 @@ def test_a_name_is_on_the_disk_before_the_writer_goes_on(tmp_path: Path, monkeyp
 def test_a_file_in_the_way_is_told(tmp_path: Path):
     (tmp_path / "results").write_text("")
     with pytest.raises(InputError, match=r"results.*cannot be written"):
-        require_writable(Store(tmp_path / "results", "made_up", "smoke"))
+        require_writable(tmp_path / "results" / "made_up")
 
 
 def test_attempts_of_one_run_do_not_share_a_folder(store: Store):
