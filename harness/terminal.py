@@ -122,7 +122,7 @@ def _unset(option: tyro.constructors.PrimitiveTypeInfo) -> Any:
     kinds = get_args(option.type)
     if type(None) not in kinds or tyro.conf.DisallowNone not in option.markers:
         return None
-    left = Union[tuple(kind for kind in kinds if kind is not type(None))]  # noqa: UP007 - of a tuple
+    left: Any = Union[tuple(kind for kind in kinds if kind is not type(None))]  # noqa: UP007 - of a tuple
     spec = OPTIONS.get_primitive_spec(tyro.constructors.PrimitiveTypeInfo.make(left, option.markers))
     assert isinstance(spec, tyro.constructors.PrimitiveConstructorSpec)
     shown = lambda value: ["None"] if value is None else spec.str_from_instance(value)

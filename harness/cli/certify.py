@@ -7,8 +7,8 @@ from typing import Any
 import tyro
 
 from harness.experiment import folders
-from harness.launch.attempt import RUN_ID
 from harness.records.certificate import Certificate, Compared, Difference, compared, read
+from harness.records.labels import RUN_ID
 from harness.records.printable import several
 from harness.terminal import Flag, columns, print_json
 from impl.errors import InputError

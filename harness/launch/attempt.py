@@ -22,6 +22,7 @@ from harness.rank.orders import TrainingOrders
 from harness.rank.supervisor import START_SECONDS
 from harness.records.attempts import Attempts
 from harness.records.environment import CODE
+from harness.records.labels import RUN_ID
 from harness.records.record import Record
 from harness.records.store import FINISHED, Document, Store
 from impl.errors import in_one_line
@@ -29,7 +30,6 @@ from impl.own_code import hashes
 from impl.run import Run, to_dict
 from impl.simulator.system import System
 
-RUN_ID = re.compile(r"[0-9a-f]{12}")
 CHECKPOINT = re.compile(r"step-\d{8,}")
 """Name of a finished checkpoint's folder, as in impl.checkpoint, whose import needs PyTorch."""
 

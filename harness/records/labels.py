@@ -1,7 +1,9 @@
 """Labels of runs among others: a configuration's fields, and those that distinguish the runs."""
 
 import itertools
+import re
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import replace
 from operator import attrgetter
 from typing import Any
 
@@ -17,6 +19,7 @@ FIELDS = tuple(
 """Dotted names of all fields of a run."""
 VALUES = attrgetter(*FIELDS)
 DEFAULTS = dict(zip(FIELDS, VALUES(Run()), strict=True))
+RUN_ID = re.compile(r"[0-9a-f]{12}")
 NOT_PART_OF_A_POINT = ("seed", "repeat")
 SHAPE = ("model.family", "model.num_layers", "model.hidden_size", "model.num_heads")
 """Fields that a model's name stands for; the parameter count differs slightly between norm placements."""
@@ -88,10 +91,18 @@ def labels_by(runs: Sequence[Run], names: Sequence[str], unsaid: Mapping[str, An
     for name, end in zip(names, last, strict=True):
         short, column = SHORT.get(name, name if last.count(end) > 1 else end), list(map(attrgetter(name), runs))
         texts = {value: f"{short}={_value(value)} " for value in set(column)}
+        if name == "start" and _tell_apart(runs):
+            texts |= {value: f"{short}=pretrained " for value in texts if value and RUN_ID.fullmatch(value)}
         if name in unsaid:
             texts[unsaid[name]] = ""
         found = [text + texts[value] for text, value in zip(found, column, strict=True)]
     return [text[:-1] for text in found]
+
+
+def _tell_apart(runs: Sequence[Run]) -> bool:
+    """Return whether runs that start from others' ends differ in more than these others' ids."""
+    started = [run for run in set(runs) if run.start and RUN_ID.fullmatch(run.start)]
+    return len({replace(run, start=None) for run in started}) == len(started)
 
 
 def _value(value: Any) -> str:

@@ -203,6 +203,14 @@ def test_records_from_before_tensor_parallelism_are_read() -> None:
     assert math.isnan(frame([compiled]).iloc[0]["layer_activation_bytes"])
 
 
+def test_a_start_from_another_run_is_called_pretrained_unless_its_id_alone_tells_points_apart() -> None:
+    small, large = (replace(run_of(), start=name * 12) for name in "ab")
+    large = replace(large, model=replace(large.model, num_layers=12))
+    assert labels_by([small, large, run_of()], ["start"]) == ["start=pretrained", "start=pretrained", "start=none"]
+    twice = [small, replace(small, start="c" * 12)]
+    assert labels_by(twice, ["start"]) == ["start=aaaaaaaaaaaa", "start=cccccccccccc"]
+
+
 @given(st.lists(st.tuples(st.integers(1, 9), st.sampled_from(["pre", "post"])), min_size=1, max_size=8, unique=True))
 def test_labels_tell_points_apart(points: list[tuple[int, str]]) -> None:
     runs = [run_of(train__steps=steps, model__norm_placement=norm) for steps, norm in points]
