@@ -1,9 +1,9 @@
 """The figures of a sweep, each a pure function of its records; the same records give the same bytes."""
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import pandas as pd
@@ -167,35 +167,51 @@ def _floor(record: Record) -> float | None:
 def scaling(records: Sequence[Record]) -> "Figure | None":
     """Draw throughput and scaling efficiency against ranks; ideal is the baseline's throughput per device.
 
-    None if no runs differ in their number of ranks.
+    Each device has panels of its own if there are more lines than colours. None if no runs differ in their number of
+    ranks.
     """
     heading, rows = about(records), scaled(records)
     found, note = _scaling_lines(rows) if not rows.empty else ([], "")
     if not found:
         return None
-    rows = pd.concat([group for _, group in found])
-    has_efficiency = any(group["efficiency"].notna().sum() > 1 for _, group in found)
-    figure, (left, *right) = panels(2 if has_efficiency else 1)
-    for i, (text, group) in enumerate(found):
-        ranks, rate = list(group["ranks"]), list(group["tokens_per_second"])
-        left.plot(ranks, [rate[0] * r / ranks[0] for r in ranks], color=mark(i)["color"], linestyle=":", linewidth=1)
-        with_intervals(left, group, "tokens_per_second", 1.0, label=text, **mark(i))
-        for ax in right:
-            with_intervals(ax, group, "efficiency", 0.01, label=text, **mark(i))
-        for r, value, over in zip(ranks, rate, group["oversubscribed"], strict=True):
-            left.plot(r, value, zorder=3, markerfacecolor="white", **mark(i)) if over else None
-    against_ranks((left, *right), rows["ranks"])
-    _rates(left, list(rows["tokens_per_second"]))
-    left.set(ylabel="throughput (tokens/s)", title="Throughput")
-    for ax in right:
-        of_ideal(ax, title="Scaling efficiency")
-    handles = [*left.get_legend_handles_labels()[0], line("ideal", "black", linestyle=":")]
+    rows = pd.concat([group for _, _, group in found])
+    has_efficiency = any(group["efficiency"].notna().sum() > 1 for _, _, group in found)
+    devices = list(dict.fromkeys(device for device, _, _ in found))
+    width = 2 if has_efficiency else 1
+    figure, axes = panels(width * len(devices), across=2 if len(devices) > 1 else 3)
+    marks = {text: mark(i) for i, text in enumerate(dict.fromkeys(text for _, text, _ in found))}
+    for i, device in enumerate(devices):
+        of_device = {text: group for own, text, group in found if own == device}
+        _scaling_panels(axes[width * i : width * (i + 1)], of_device, marks, f", {device}" if device else "")
+    against_ranks(axes, rows["ranks"])
+    drawn = [dict(zip(*ax.get_legend_handles_labels()[::-1], strict=True)) for ax in axes[::width]]
+    handles = [next(of[text] for of in drawn if text in of) for text in marks] + [line("ideal", "black", linestyle=":")]
     if any(rows["oversubscribed"]):
         handles.append(line("oversubscribed: no efficiency", marker="o", **HOLLOW))
     legend(figure, handles)
     simulated = ", simulated" if all(record.is_simulated for record in records) else ""
     figure.suptitle(f"Scaling{heading}{simulated}{note}")
     return figure
+
+
+def _scaling_panels(
+    axes: Sequence["Axes"], lines: Mapping[str, pd.DataFrame], marks: Mapping[str, dict[str, Any]], where: str
+) -> None:
+    """Draw throughput, and in a second panel efficiency, with this end of their titles."""
+    left, *right = axes
+    for text, group in lines.items():
+        ranks, rate = list(group["ranks"]), list(group["tokens_per_second"])
+        ideal = [rate[0] * r / ranks[0] for r in ranks]
+        left.plot(ranks, ideal, color=marks[text]["color"], linestyle=":", linewidth=1)
+        with_intervals(left, group, "tokens_per_second", 1.0, label=text, **marks[text])
+        for ax in right:
+            with_intervals(ax, group, "efficiency", 0.01, label=text, **marks[text])
+        for r, value, over in zip(ranks, rate, group["oversubscribed"], strict=True):
+            left.plot(r, value, zorder=3, markerfacecolor="white", **marks[text]) if over else None
+    _rates(left, [rate for group in lines.values() for rate in group["tokens_per_second"]])
+    left.set(ylabel="throughput (tokens/s)", title=f"Throughput{where}")
+    for ax in right:
+        of_ideal(ax, title=f"Scaling efficiency{where}")
 
 
 def _rates(ax: "Axes", rates: Sequence[float]) -> None:
@@ -211,13 +227,18 @@ def _rates(ax: "Axes", rates: Sequence[float]) -> None:
     ax.yaxis.set_major_formatter(lambda value, _: number(value, 3))
 
 
-def _scaling_lines(rows: pd.DataFrame) -> tuple[list[tuple[str, pd.DataFrame]], str]:
-    """Return the named lines of a scaling figure, each from its baseline on, and the suffix of the title."""
+def _scaling_lines(rows: pd.DataFrame) -> tuple[list[tuple[str, str, pd.DataFrame]], str]:
+    """Return the lines of a scaling figure: device of its panels, empty if all share them, name, and rows.
+
+    Each is from its baseline on. With them: the suffix of the title.
+    """
     rest = rows[rows["baseline"] != "baseline"]
     by = ["kind", "model", "curve", "device_name"]
     several = {name for name in by if len(set(rest[name])) > 1} | {"kind"}
     found = []
     groups = rest.groupby([*by, "baseline_point"], sort=False, dropna=False)
+    are_apart = "device_name" in several and groups.ngroups > len(drawing.COLOURS)
+    several -= {"device_name"} if are_apart else set()
     chosen, of_row = few(range(groups.ngroups))[0], groups.ngroup()
     for i in chosen:
         group = rest.loc[of_row == i]
@@ -226,11 +247,12 @@ def _scaling_lines(rows: pd.DataFrame) -> tuple[list[tuple[str, pd.DataFrame]], 
         is_first &= (rows["kind"] == row["kind"]) & (rows["device_name"] == row["device_name"])
         text = " ".join(str(row[name]) for name in by if name in several).strip()
         group = pd.concat([rows[is_first], group])
-        found += [(text, group)] if len(set(group["ranks"])) > 1 else []
-    texts = [text for text, _ in found]
+        device = str(row["device_name"]) if are_apart else ""
+        found += [(device, text, group)] if len(set(group["ranks"])) > 1 else []
+    names = [(device, text) for device, text, _ in found]
     named = [
-        (f"{text} from batch={group['global_batch'].iloc[0]}" if texts.count(text) > 1 else text, group)
-        for text, group in found
+        (device, f"{text} from batch={group['global_batch'].iloc[0]}" if names.count(name) > 1 else text, group)
+        for name, (device, text, group) in zip(names, found, strict=True)
     ]
     return named, drawing.left_out(len(found), groups.ngroups - len(chosen) + len(found), "lines")
 

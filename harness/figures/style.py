@@ -88,11 +88,11 @@ def left_out(drawn: int, there: int, what: str) -> str:
     return f", {drawn} of {there:,} {what} drawn" if drawn < there else ""
 
 
-def panels(count: int) -> tuple["Figure", list["Axes"]]:
-    """Return a new figure with this number of axes, at most three in a row."""
+def panels(count: int, across: int = 3) -> tuple["Figure", list["Axes"]]:
+    """Return a new figure with this number of axes, at most `across` in a row."""
     from matplotlib.figure import Figure  # without pyplot: no window, no global state
 
-    columns = min(count, 3) if count != 4 else 2
+    columns = min(count, across) if count != 4 else 2
     if (inches := _PRINTED.get()) is not None:
         columns = min(columns, int(inches / PANEL_INCHES))
     rows = math.ceil(count / columns)

@@ -1,5 +1,6 @@
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pandas as pd
@@ -24,6 +25,11 @@ def sweep() -> list[Record]:
     ]
     runs[-1] = changed(runs[-1], status="nan", evaluations=[])
     return [*runs, record(plan__dp=2, train__steps=20, cores=1), record(status="invalid", plan__dp=3)]
+
+
+def on(run: Record, system: str) -> dict[str, Any]:
+    """What changes a record into one that was simulated for this system."""
+    return {"source": "simulated", "environment": document(run)["environment"] | {"system": system}}
 
 
 def points_of(ax: Axes) -> list[tuple[list[float], list[float]]]:
@@ -66,6 +72,19 @@ def test_lines_that_grow_alike_from_other_batches_have_names_of_their_own() -> N
     assert figure is not None
     names = [text.get_text() for text in figure.legends[0].get_texts()]
     assert names == ["strong from batch=16", "strong from batch=24", "ideal"]
+
+
+def test_each_device_has_panels_of_its_own_where_lines_are_many() -> None:
+    runs = [
+        changed(run := record(plan__tp=tp, train__microbatch=1, plan__sequence_parallel=way), **on(run, name))
+        for name in ("here", "there", "far", "near", "away")
+        for way in (False, True)
+        for tp in (2, 4)
+    ]
+    for names, panels, lines in ((("here", "there"), 2, 4), (("here", "there", "far", "near", "away"), 10, 2)):
+        figure = figures.scaling([run for run in runs if run.environment.system in names])
+        assert figure is not None
+        assert (len(figure.axes), len(figure.legends[0].get_texts())) == (panels, lines + len(["ideal"]))
 
 
 def test_what_lies_below_zero_is_drawn_whole() -> None:
@@ -112,8 +131,7 @@ def test_what_was_simulated_alone_says_so() -> None:
     assert figure is not None
     assert figure.get_suptitle() == "Of my own, simulated"
     runs = [record(plan__dp=dp, train__microbatch=1) for dp in (1, 2)]
-    place = {"source": "simulated", "environment": document(runs[0])["environment"] | {"system": "selene"}}
-    for mine, is_said in ((runs, False), ([changed(run, **place) for run in runs], True)):
+    for mine, is_said in ((runs, False), ([changed(run, **on(run, "selene")) for run in runs], True)):
         figure = figures.scaling(mine)
         assert figure is not None
         assert figure.get_suptitle().endswith(", simulated") == is_said
