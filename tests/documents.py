@@ -17,13 +17,13 @@ import tyro
 from harness.analysis.render import markdown
 from harness.experiment.experiment import TIERS
 from harness.experiment.loading import experiment_ids, load
-from harness.experiment.null_models import Idealised, null_models_table, on_ideal_machines
 from harness.experiment.verdicts import records_of
 from harness.records.store import Store, read_json, write_atomically
 from harness.report import experiments_md
 from harness.report.experiments_md import Found, page_of, tracked_files
 from harness.report.results import write_results
 from tests.notebooks.executed import SOURCES, executed
+from tests.null_models import Idealised, null_models_table, on_ideal_machines
 
 ROOT = Path(__file__).resolve().parents[1]
 README, EXPERIMENTS = ROOT / "README.md", ROOT / "EXPERIMENTS.md"

@@ -34,7 +34,7 @@ def beside(columns: Sequence[Column], rows: pd.DataFrame) -> tuple[list[Column],
     found = rows_of(rows)
     measured: dict[Any, list[dict[str, Any]]] = {}
     for row in found:
-        if row["source"] != SIMULATED and not _is_printed(row):
+        if row["source"] != SIMULATED and isinstance(row["source"], str):  # no paper's row, which was not run
             measured.setdefault(_point(row), []).append(row)
     out = []
     for row in found:
@@ -59,8 +59,3 @@ def beside(columns: Sequence[Column], rows: pd.DataFrame) -> tuple[list[Column],
 def _point(row: dict[str, Any]) -> tuple[Any, ...]:
     """Return what a row has in common with that of its simulation: the point, and the kind of scaling if it has one."""
     return row["point"], row.get("kind")
-
-
-def _is_printed(row: dict[str, Any]) -> bool:
-    """Return True if this is a paper's row that was not run."""
-    return not isinstance(row["source"], str)

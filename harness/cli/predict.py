@@ -98,8 +98,14 @@ def predict(
         json: Print one JSON document on standard output.
     """
     found = None if system is None else load_system(system)
-    _require_one_run(rows is not None or experiment is not None, *asdict(under).values(), failures.mtbf)
-    _require_used(experiment is None and (only is not None or tier != "paper" or out != OWN), failures)
+    are_many = rows is not None or experiment is not None
+    if are_many and any([*asdict(under).values(), failures.mtbf]):
+        names_of_one = "--slowdown, --stack, --spread, --imbalance and --mtbf"
+        raise InputError(f"{names_of_one} are for one run; valid: without --rows and an experiment")
+    if experiment is None and (only is not None or tier != "paper" or out != OWN):
+        raise InputError("--only, --tier and --out are of an experiment's points; valid: with an experiment")
+    if failures.mtbf is None and failures != Failures():
+        raise InputError("--checkpoint-seconds and --restart-seconds are of goodput; valid: with --mtbf")
     of_plan = plan_fields(given)
     is_run = bool(given) if rows is not None else len(given) > len(of_plan)
     _require_one({"--rows": rows is not None, "an experiment": experiment is not None, "fields of a run": is_run})
@@ -114,19 +120,6 @@ def predict(
         runs = changed(named.runs[tier], None, None, config.plan, of_plan)
         return predict_experiment(named, runs, only, given, Store(out, named.id, tier, found.name), found, json)
     return predict_run(simulated(config, given, found), found, under, failures, json)
-
-
-def _require_used(is_without_points: bool, failures: Failures) -> None:
-    if is_without_points:
-        raise InputError("--only, --tier and --out are of an experiment's points; valid: with an experiment")
-    if failures.mtbf is None and failures != Failures():
-        raise InputError("--checkpoint-seconds and --restart-seconds are of goodput; valid: with --mtbf")
-
-
-def _require_one_run(are_many: bool, *of_one: object) -> None:
-    if are_many and any(of_one):
-        names = "--slowdown, --stack, --spread, --imbalance and --mtbf"
-        raise InputError(f"{names} are for one run; valid: without --rows and an experiment")
 
 
 def _require_one(inputs: Mapping[str, bool]) -> None:

@@ -81,7 +81,8 @@ def curves(records: Sequence[Record]) -> "Figure | None":
     """
     heading, learns_text = about(records), lambda r: not r.run.data.race
     trained = [r for r in records if len(r.losses) > 1 and (r.evaluations or r.has_diverged)]
-    trained = sorted(filter(learns_text, trained), key=_size_and_placement)
+    key = lambda record: (record.resolved.parameters or math.inf, order_of(record.run.model.norm_placement))
+    trained = sorted(filter(learns_text, trained), key=key)
     if not trained:
         return None
     chosen, there = set(few(list(dict.fromkeys(r.point for r in trained)))[0]), len(trained)
@@ -305,7 +306,3 @@ def _sizes_line(ax: "Axes", points: pd.DataFrame, main: Column, i: int) -> None:
             ax.plot(x, y, transform=top, clip_on=False, **cross)
             where = {"xycoords": top, "textcoords": "offset points", "ha": "right", "va": "center"}
             ax.annotate(runs, (x, y), (-8, 0), size=8, **where)
-
-
-def _size_and_placement(record: Record) -> tuple[float, int]:
-    return record.resolved.parameters or math.inf, order_of(record.run.model.norm_placement)

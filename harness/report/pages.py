@@ -244,16 +244,13 @@ def _counted(records: Iterable[Record]) -> dict[str, int]:
 
 def _where(records: Sequence[Record]) -> str:
     """Return the devices that records were measured on, and the systems that they were simulated for."""
+    ran = [r for r in records if not r.is_simulated and r.status != "invalid" and r.environment != Environment()]
     places = {
-        "measured on": {r.environment.device_name or "an unknown device" for r in records if _has_run(r)},
+        "measured on": {r.environment.device_name or "an unknown device" for r in ran},
         "simulated for": {f"{r.environment.system} ({r.environment.stack})" for r in records if r.is_simulated},
     }
     parts = [f"{what} {', '.join(sorted(names))}" for what, names in places.items() if names]
     return printable("; ".join(parts) or "nothing ran")
-
-
-def _has_run(record: Record) -> bool:
-    return not record.is_simulated and record.status != "invalid" and record.environment != Environment()
 
 
 def environments(records: Sequence[Record]) -> Table:

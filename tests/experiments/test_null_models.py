@@ -3,8 +3,8 @@
 import pytest
 
 from harness.experiment.loading import experiment_ids
-from harness.experiment.null_models import Idealised
 from tests.documents import NULL_MODELS, alike, idealised, null_models
+from tests.null_models import Idealised
 
 AGAINST_A_PAPER = ("quantitative", "direction")
 
