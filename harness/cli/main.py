@@ -78,7 +78,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         why = str(left) or ALL_STOPPED * (argv[0] in TRAINING if argv else False)
         print("; ".join(filter(None, ["interrupted", why])), file=sys.stderr)
         return INTERRUPTED
-    except BrokenPipeError:
+    except (BrokenPipeError, SystemExit) as left:
+        if not isinstance(left.__context__ or left, BrokenPipeError):  # as which rich's tables end, too
+            raise
         return 0
     except OSError as error:  # a full or read-only disk, a name that is too long
         return _complain(f"{error.filename or 'a file or standard output'}: {error.strerror or error}")

@@ -260,6 +260,13 @@ def test_a_module_of_the_working_directory_is_found(program: list[str], tmp_path
     assert "r1 |" in done.stdout
 
 
+@pytest.mark.parametrize("verb", ["list", "memory --model gpt-2m"])
+def test_a_reader_that_leaves_is_no_failure(verb: str):
+    program = f"{sys.executable} -m harness {verb} | true; exit ${{PIPESTATUS[0]}}"
+    done = subprocess.run(["bash", "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
+
+
 @pytest.mark.parametrize("name", verb_table.VERBS)
 def test_help_opens_with_an_example_that_is_valid(name: str, monkeypatch: pytest.MonkeyPatch):
     example = verb_table.VERBS[name].example
