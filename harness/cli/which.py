@@ -3,7 +3,7 @@
 import shlex
 from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, NamedTuple, get_type_hints
+from typing import TYPE_CHECKING, Annotated, Any, NamedTuple, get_type_hints
 
 import pydantic.dataclasses
 import tyro
@@ -37,7 +37,7 @@ def plan_fields(given: frozenset[str]) -> list[str]:
 
 OWN = tyro.conf.arg(help_behavior_hint="(default: each point's own)")
 _fields = {name: Annotated[kind, OWN] for name, kind in get_type_hints(Plan, include_extras=True).items()}
-_checked = pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=CHECKED)
+_checked: Any = pydantic.dataclasses.dataclass(frozen=True, kw_only=True, config=CHECKED)
 PlanOfPoints: type[Plan] = _checked(type("Plan", (Plan,), {"__annotations__": _fields}))
 """A plan as options that say in --help that a field which is not given stays as it is."""
 

@@ -97,8 +97,8 @@ def panels(count: int, across: int = 3) -> tuple["Figure", list["Axes"]]:
         columns = min(columns, int(inches / PANEL_INCHES))
     rows = math.ceil(count / columns)
     size = (7.0, 4.2) if count == 1 else (4.4 * columns, 3.3 * rows)
-    across, down = size if inches is None else (inches, PANEL_SHAPE * inches / columns * rows)
-    figure = Figure(figsize=(across, down + 0.8), layout="constrained")
+    wide, down = size if inches is None else (inches, PANEL_SHAPE * inches / columns * rows)
+    figure = Figure(figsize=(wide, down + 0.8), layout="constrained")
     axes = list(figure.subplots(rows, columns, squeeze=False).flat)
     for spare in axes[count:]:
         spare.set_visible(False)

@@ -26,10 +26,11 @@ PACKAGES = ("torch", "deepspeed", "numpy", "pandas", "submitit", "tokenizers", "
 
 def host_environment(command: list[str]) -> dict[str, Any]:
     """Return code version, packages, processor and relevant variables of the machine that starts a sweep."""
+    lock = CODE / "requirements.lock"
     return {
         "command": privacy.command(command),
         "git": git_state(CODE),
-        "lock_sha256": _sha256(CODE / "requirements.lock"),
+        "lock_sha256": hashlib.sha256(lock.read_bytes()).hexdigest() if lock.exists() else None,
         "python": platform.python_version(),
         "packages": {name: version_of(name) for name in PACKAGES},
         "host": host(),
@@ -160,7 +161,3 @@ def version_of(name: str) -> str | None:
         return metadata.version(name)
     except metadata.PackageNotFoundError:
         return None
-
-
-def _sha256(path: Path) -> str | None:
-    return hashlib.sha256(path.read_bytes()).hexdigest() if path.exists() else None
