@@ -209,7 +209,7 @@ def _beyond_memory() -> tuple[dict[str, Any], str]:
     systems = {rows.file: case.system for case in reversed(CASES) for rows in case.asked}  # each file's first
     measured = [(row.measured, load_system(own)) for file, own in systems.items() for row in rows_of(file, own)]
     ran = [(row, system) for row, system in measured if row]
-    wrong = [row.name for row, system in ran if predicted(row.run, system).fits is False]
+    wrong = [row.name for row, system in ran if not predicted(row.run, system).fits]
     what = f"memory: {len(wrong)} of all published steps said not to fit, though they ran"
     row = {"set": "H8", "what": what, "n": len(ran), "goal": "0 rows", "met": "no" if wrong else "yes"}
     return row, f"Said not to fit: {'; '.join(wrong) or 'none'}."

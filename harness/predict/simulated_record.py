@@ -70,7 +70,7 @@ def document_of(run: Run, store: Store, system: System, given: Collection[str] |
 
 def why_no_room(found: Prediction, system: System) -> str | None:
     """Return which rank is predicted to run out of memory, with its categories; None: all fit."""
-    if found.fits is not False:
+    if found.fits:
         return None
     rank, memory = max(enumerate(found.memory), key=lambda numbered: numbered[1].total)
     there = shown(system.device.memory_bytes.value)

@@ -2,7 +2,7 @@
 
 from collections.abc import Collection, Iterator, Mapping
 from dataclasses import replace
-from typing import Any, NamedTuple, NewType
+from typing import NamedTuple, NewType
 
 from harness.predict.memory import tokenizer_size
 from harness.records.labels import DEFAULTS, fields, sized
@@ -104,9 +104,8 @@ def predicted(run: Done, system: System, slowdown: Mapping[int, float] | None = 
 
     `slowdown` is the ratio of a pipeline rank's computing seconds to the system's, where they differ.
     """
-    how: dict[str, Any] = {"slowdown": slowdown, "with_timeline": False}
     stages, positions = system.habits.stages_of(run), head_positions(run.model)
-    return predict(run, vocabulary_of(run), system, stages=stages, head_positions=positions, **how)
+    return predict(run, vocabulary_of(run), system, stages=stages, head_positions=positions, slowdown=slowdown)
 
 
 def predicted_seconds(run: Done, system: System) -> float:

@@ -12,8 +12,6 @@ from impl.cost.place import Place, Sizes, ranks_of_stages
 from impl.cost.traffic import blocks as blocks_of
 from impl.errors import InputError
 from impl.pipeline.schedule import Op as Work
-from impl.pipeline.schedules import build
-from impl.pipeline.simulate import Timeline, simulate
 from impl.pipeline.stage import Stage, partition, split
 from impl.run import Run
 from impl.simulator.operations import LAYERS, Block, BlockName, block, names_of
@@ -61,16 +59,15 @@ class Prediction:
     """Seconds that the rank which ends the step waits, by axis."""
     parts: list[dict[str, float]]
     """Seconds of each pipeline rank by part; they sum to `seconds`."""
-    timeline: Timeline | None = field(repr=False, default=None)
-    memory: list[Memory] = field(repr=False, default_factory=list)
+    memory: list[Memory] = field(repr=False)
     """Memory of each pipeline rank."""
-    fit: Fit | None = None
-    """Whether memory suffices on every rank; None: memory was not predicted."""
+    fit: Fit
+    """Whether memory suffices on every rank."""
 
     @property
-    def fits(self) -> bool | None:
+    def fits(self) -> bool:
         """False if memory does not suffice, as far as is known."""
-        return None if self.fit is None else self.fit != "does not fit"
+        return self.fit != "does not fit"
 
 
 class _Prepared(NamedTuple):
@@ -96,7 +93,6 @@ class _Carried(NamedTuple):
     bubble: float
     ranks: list[dict[str, float]]
     """Seconds of each rank by part, one after another."""
-    timeline: Timeline | None
 
 
 def predict(
@@ -107,8 +103,6 @@ def predict(
     stages: Stages = None,
     head_positions: int | None = None,
     slowdown: Mapping[int, float] | None = None,
-    with_memory: bool = True,
-    with_timeline: bool = True,
 ) -> Prediction:
     """Predict time, FLOP/s and memory of one step.
 
@@ -125,16 +119,14 @@ def predict(
     if problems := run.problems():
         raise InputError(problems[0])
     prepared = _prepared(run, vocab_size, stages, head_positions)
-    carried = _carry_out(run, system, prepared, slowdown or {}, with_timeline=with_timeline)
+    carried = _carry_out(run, system, prepared, slowdown or {})
     factor = system.correction(run)
     seconds = carried.seconds * factor
     model = model_flops("ptdp", run.model, run.train.global_batch, vocab_size)
     hardware = hardware_flops("ptdp", run.model, run.train.global_batch, vocab_size, recompute=run.plan.recompute)
     devices, peak = run.plan.world_size, system.peak(run.precision)
-    kept = list[Memory]()
-    if with_memory:
-        counted = system.with_scores(run)
-        kept = memory_of_ranks(counted, vocab_size, prepared.head_positions, system.device.kind, prepared.parts)
+    counted = system.with_scores(run)
+    kept = memory_of_ranks(counted, vocab_size, prepared.head_positions, system.device.kind, prepared.parts)
     critical = min(carried.ranks, key=lambda parts: parts["wait"])
     return Prediction(
         seconds=seconds,
@@ -146,9 +138,8 @@ def predict(
         bubble=carried.bubble,
         exposed={axis: factor * sum(critical[part] for part in parts) for axis, parts in EXPOSED.items()},
         parts=[{name: factor * one for name, one in parts.items()} for parts in carried.ranks],
-        timeline=carried.timeline,
         memory=kept,
-        fit=system.device.fit(max(one.total for one in kept)) if kept else None,
+        fit=system.device.fit(max(one.total for one in kept)),
     )
 
 
@@ -200,16 +191,10 @@ def _prepared(run: Run, vocab_size: int, stages: Stages, head_positions: int | N
     return _Prepared(parts, blocks, found, ranks_of_stages(run), positions)
 
 
-def _carry_out(
-    run: Run, system: System, prepared: _Prepared, slowdown: Mapping[int, float], *, with_timeline: bool = False
-) -> _Carried:
+def _carry_out(run: Run, system: System, prepared: _Prepared, slowdown: Mapping[int, float]) -> _Carried:
     plan, p = run.plan, run.plan.pp
     seconds, delay, through = _timed(run, system, prepared, slowdown)
-    shape = plan.schedule, p, run.microbatches, plan.chunks
-    timeline = None
-    if with_timeline:
-        timeline = simulate(build(*shape), lambda action: seconds[action.op][action.stage], delay)
-    ran = execute(*shape, seconds, delay)
+    ran = execute(plan.schedule, p, run.microbatches, plan.chunks, seconds, delay)
     ends, busy = ran.ends, ran.busy
     last = [[ran.last[stage] for stage in prepared.stages_of(rank)] for rank in range(p)]
     forward = [sum(through[stage].forward for stage in prepared.stages_of(rank)) for rank in range(p)]
@@ -220,7 +205,7 @@ def _carry_out(
         waits = {name: run.microbatches * sum(getattr(one, name) for one in stages) for name in WAITS}
         own = {"compute": busy[rank] - sum(waits.values()), **waits}
         ranks.append(own | {"pipeline": waits["pipeline"] + ends[rank] - busy[rank]} | after[rank])
-    return _Carried(sum(ranks[0].values()), p * max(ends) / sum(busy) - 1, ranks, timeline)
+    return _Carried(sum(ranks[0].values()), p * max(ends) / sum(busy) - 1, ranks)
 
 
 def _timed(

@@ -94,7 +94,7 @@ def test_plans_have_all_gpus_and_the_grids_among_them_are_the_fastest_that_fit()
 
     def seconds(run: Run) -> float:
         found = predicted(asked_of(run, given_by(run, (), system), system).done, system)
-        return float("inf") if found.fits is False else found.seconds
+        return float("inf") if not found.fits else found.seconds
 
     chosen = weak_scaling.plan_of(5, GRID)
     microbatch = lambda grid: 1024 // (grid[2] * grid[3])

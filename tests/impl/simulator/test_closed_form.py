@@ -48,7 +48,7 @@ def both() -> tuple[np.ndarray, np.ndarray, list[int]]:
             chosen += generator.choice(there, SOME, replace=False).tolist()
     system = load_system("selene")
     runs, stages = [system.habits.of(plans().run(i, BASE)) for i in chosen], system.habits.stages_of
-    found = [predict(run, VOCAB, system, stages=stages(run), with_timeline=False) for run in runs]
+    found = [predict(run, VOCAB, system, stages=stages(run)) for run in runs]
     seconds = np.array([one.seconds for one in found])
     sizes = np.array([max(memory.total for memory in one.memory) for one in found])
     return estimate().seconds[chosen] / seconds - 1, estimate().bytes[chosen] / sizes - 1, chosen
@@ -59,7 +59,7 @@ def assert_as_by_events(base: Run, some: Plans, of_seconds: float) -> None:
     found = ClosedForm(base, VOCAB, system, GPUS).estimate(some)
     for i in range(len(some)):
         run = system.habits.of(some.run(i, base))
-        one = predict(run, VOCAB, system, stages=system.habits.stages_of(run), with_timeline=False)
+        one = predict(run, VOCAB, system, stages=system.habits.stages_of(run))
         assert found.seconds[i] == pytest.approx(one.seconds, rel=of_seconds)
         assert found.bytes[i] == pytest.approx(max(memory.total for memory in one.memory), rel=0.12)
 
@@ -96,7 +96,7 @@ def test_broadcasts_of_tensors_and_larger_buckets_are_those_of_events(name: str)
     alike = (plans()["zero_stage"] == 1) & (plans()["microbatch"] <= 4) & (plans()["dp"] >= 8)
     chosen = np.random.default_rng(2).choice(np.flatnonzero(alike), 3, replace=False)
     runs = [system.habits.of(plans().run(i, BASE)) for i in chosen]
-    found = [predict(run, VOCAB, system, stages=system.habits.stages_of(run), with_timeline=False) for run in runs]
+    found = [predict(run, VOCAB, system, stages=system.habits.stages_of(run)) for run in runs]
     seconds = np.array([one.seconds for one in found])
     assert np.abs(ClosedForm(BASE, VOCAB, system, GPUS).estimate(plans()).seconds[chosen] / seconds - 1).max() < 0.06
 
@@ -118,7 +118,7 @@ def test_so_where_ranks_share_sequences(kind: str) -> None:
     estimated = ClosedForm(base, VOCAB, system, GPUS).estimate(some)
     for i, seconds in enumerate(estimated.seconds):
         run = system.habits.of(some.run(i, base))
-        found = predict(run, VOCAB, system, stages=system.habits.stages_of(run), with_timeline=False)
+        found = predict(run, VOCAB, system, stages=system.habits.stages_of(run))
         assert seconds == pytest.approx(found.seconds, rel=0.06)
         assert estimated.bytes[i] == pytest.approx(max(one.total for one in found.memory), rel=0.12)
 

@@ -19,7 +19,7 @@ def test_a_grid_of_one_column_is_megatrons() -> None:
 
 
 def test_a_network_that_takes_no_time_leaves_no_communication() -> None:
-    found = predict(grid(2, 2), VOCAB, free_network(), with_memory=False)
+    found = predict(grid(2, 2), VOCAB, free_network())
     assert found.exposed["tp"] < 1e-6 * found.seconds
 
 

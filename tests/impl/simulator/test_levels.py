@@ -83,7 +83,7 @@ def test_the_closed_form_has_levels_too():
     system, all_plans = with_levels(ISLAND, SPINE), every(base.model, gpus, 64, node=8)
     some = all_plans.take(np.random.default_rng(0).choice(len(all_plans), 12, replace=False))
     runs = [some.run(i, base) for i in range(len(some))]
-    events = np.array([predict(run, VOCAB, system, with_timeline=False, with_memory=False).seconds for run in runs])
+    events = np.array([predict(run, VOCAB, system).seconds for run in runs])
     found = ClosedForm(base, VOCAB, system, gpus).estimate(some).seconds
     without = ClosedForm(base, VOCAB, SYSTEM, gpus).estimate(some).seconds
     assert np.abs(found / events - 1).mean() < 0.02

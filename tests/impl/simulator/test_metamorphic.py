@@ -45,7 +45,7 @@ def test_half_the_batch_is_faster_by_half_of_it_at_most(run: Run):
 @related()
 @given(plans())
 def test_a_network_that_takes_no_time_leaves_no_communication(run: Run):
-    found = predict(run, VOCAB, free_network(), with_memory=False)
+    found = predict(run, VOCAB, free_network())
     waits = [one for axis, one in found.exposed.items() if axis != "pp"]  # whose waits are the schedule's
     assert sum(waits) < 1e-6 * found.seconds
     assert found.seconds <= seconds(run) * SAME
@@ -57,7 +57,7 @@ def test_a_slower_rank_never_speeds_a_step_up_and_slows_it_by_its_own_factor_at_
     run: Run, rank: int, factor: float
 ):
     usual = seconds(run)
-    slow = predict(run, VOCAB, SYSTEM, slowdown={rank % run.plan.pp: factor}, with_memory=False).seconds
+    slow = predict(run, VOCAB, SYSTEM, slowdown={rank % run.plan.pp: factor}).seconds
     assert usual <= slow * SAME
     assert slow <= factor * usual * SAME
 

@@ -34,7 +34,7 @@ def layer(run: Run) -> Block:
 
 
 def seconds(run: Run, system: System) -> float:
-    return predict(run, 51200, system, with_memory=False, with_timeline=False).seconds
+    return predict(run, 51200, system).seconds
 
 
 SHAPES = [{}, {"tp": 2, "sequence_parallel": True}, {"cp": 2}, {"recompute": "full"}]

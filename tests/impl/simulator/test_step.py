@@ -10,11 +10,13 @@ from hypothesis import strategies as st
 from impl.cost.place import Place
 from impl.cost.traffic import tensor_parallel_traffic
 from impl.errors import InputError
+from impl.pipeline.schedules import build
+from impl.pipeline.simulate import simulate
 from impl.pipeline.stage import Stage
 from impl.run import Run
 from impl.simulator.operations import block
 from impl.simulator.passes import passes
-from impl.simulator.step import predict, step_seconds
+from impl.simulator.step import pipeline_of, predict, step_seconds
 from impl.simulator.system import Calibration
 from tests.impl.pipeline import own_schedule
 from tests.impl.simulator.made_up import MODEL, SYSTEM, faster, longer, run_of, with_constants
@@ -56,14 +58,16 @@ def plans(draw: st.DrawFn) -> Run:
 @settings(max_examples=25, deadline=None)
 @given(plans())
 def test_parts_of_every_rank_add_up_to_the_step(run: Run):
-    found = predict(run, VOCAB, SYSTEM, with_memory=False)
+    found = predict(run, VOCAB, SYSTEM)
     assert found.seconds == pytest.approx(seconds(run))
     for parts in found.parts:
         assert sum(parts.values()) == pytest.approx(found.seconds)
         assert all(part > -1e-9 for part in parts.values()), parts
     assert sum(found.exposed.values()) < found.seconds
-    assert found.timeline is not None
-    assert float(found.timeline.bubble) == pytest.approx(found.bubble)
+    times, transfer = pipeline_of(run, VOCAB, SYSTEM)
+    schedule = build(run.plan.schedule, run.plan.pp, run.microbatches, run.plan.chunks)
+    timeline = simulate(schedule, lambda action: times[action.op][action.stage], transfer)
+    assert float(timeline.bubble) == pytest.approx(found.bubble)
 
 
 @pytest.mark.parametrize("plan", SHARED, ids=["ring", "ulysses"])
@@ -180,7 +184,7 @@ def test_balanced_1f1b_takes_m_plus_p_minus_1_slots():
     system = with_constants(SYSTEM, "made up", **none)
     run = longer(run_of(pp=4, recompute="full"), vocab_size=None)
     stages = tuple(Stage(range(2 * i, 2 * i + 2), is_first=False, is_last=False) for i in range(4))
-    found = predict(run, 128, system, stages=stages, with_memory=False)
+    found = predict(run, 128, system, stages=stages)
     layer = passes(system, run, block(run, 128, "layer", MODEL.seq_len), is_layer=True)
     ends = found.parts[0]["compute"] + found.parts[0]["pipeline"]
     assert ends == pytest.approx((run.microbatches + 3) * 2 * (layer.forward + layer.backward))
@@ -188,13 +192,13 @@ def test_balanced_1f1b_takes_m_plus_p_minus_1_slots():
 
 def test_a_slow_rank_slows_the_step():
     run = run_of(pp=4)
-    usual, slow = (predict(run, VOCAB, SYSTEM, slowdown=of, with_memory=False).seconds for of in (None, {1: 2.0}))
+    usual, slow = (predict(run, VOCAB, SYSTEM, slowdown=of).seconds for of in (None, {1: 2.0}))
     assert 1.2 < slow / usual < 2
 
 
 def test_a_slow_rank_computes_longer_and_waits_for_others_as_long_as_before():
     run = run_of(tp=8)
-    usual, slow = (predict(run, VOCAB, SYSTEM, slowdown=of, with_memory=False) for of in (None, {0: 2.0}))
+    usual, slow = (predict(run, VOCAB, SYSTEM, slowdown=of) for of in (None, {0: 2.0}))
     waits = usual.parts[0]["tensor_parallel"]
     assert waits > 0
     assert slow.parts[0]["tensor_parallel"] == pytest.approx(waits)
@@ -208,7 +212,7 @@ def test_a_calibrations_residuals_correct_every_second():
     system = replace(SYSTEM, calibration=calibration)
     factor = system.correction(run_of())
     assert factor > 1.05
-    found = predict(run_of(), VOCAB, system, with_memory=False)
+    found = predict(run_of(), VOCAB, system)
     assert found.seconds == pytest.approx(factor * seconds(run_of()))
     assert sum(found.parts[0].values()) == pytest.approx(found.seconds)
 
@@ -225,7 +229,7 @@ def test_an_impossible_run_is_told():
 @pytest.mark.parametrize(("name", "chunks"), [("two_ways", 2), ("every_other", 1)])
 def test_a_schedule_of_ones_own_is_predicted(name: str, chunks: int):
     run = run_of(pp=2, dp=2, chunks=chunks, schedule=f"{own_schedule.__name__}:{name}")
-    found = predict(run, VOCAB, SYSTEM, with_memory=False)
+    found = predict(run, VOCAB, SYSTEM)
     assert found.parts[1]["gradients"] > 0
     assert sum(found.parts[1].values()) == pytest.approx(found.seconds)
 
