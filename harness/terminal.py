@@ -50,7 +50,7 @@ def print_tables(tables: Iterable["Table"]) -> None:
 
     for table in tables:
         if len(table.frame) > TABLE_ROWS:
-            cells = [[column.heading for column in table.columns], *table.cells()]
+            cells = [[column.heading for column in table.columns], *table.cells]
             print("", table.title, columns(cells), *table.notes, sep="\n")
         else:
             shown = render.console(table)

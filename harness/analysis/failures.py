@@ -26,5 +26,4 @@ def failures_table(records: Sequence[Record]) -> Table:
         rows = rows[rows["status"] != "ok"].fillna({"reason": "", "system": ""})
         rows = rows.assign(runs=rows.groupby(same, sort=False)["id"].transform("count"))
         rows = rows.drop_duplicates(same).reset_index(drop=True)
-    columns = shown(FAILURES, rows) if len(rows) else ()
-    return Table("failures", title, columns, rows, (denominators(records),))
+    return Table("failures", title, shown(FAILURES, rows), rows, (denominators(records),))

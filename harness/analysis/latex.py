@@ -25,7 +25,7 @@ def latex(table: Table) -> str:
     def line(cells: list[str]) -> str:
         return "  " + " & ".join(map(escape_latex, cells)) + r" \\"
 
-    body = [line(row) for row in table.cells()]
+    body = [line(row) for row in table.cells]
     notes = [rf"\par\smallskip{{\footnotesize {escape_latex(note)}\par}}" for note in table.notes]
     return "\n".join([
         r"\begin{table}", r"\centering", rf"\caption{{{escape_latex(table.title)}}}", rf"\label{{tab:{table.name}}}",

@@ -4,16 +4,14 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
 
 import numpy as np
 import pandas as pd
 
-from harness.analysis.render import Column, Table, shown
-from harness.records.measures import about, in_order, model_names, shape
+from harness.analysis.render import Column, Table, shown, texts
+from harness.records.measures import about, combine, in_order, model_names, shape
 from harness.records.parts import Dimensions
-from harness.records.record import Record, float_or_nan
-from harness.records.statistics import UNKNOWN, estimate
+from harness.records.record import Record
 from impl.model.norm_placement import order_of
 
 FAR = 3.0
@@ -86,20 +84,8 @@ def looks(records: Sequence[Record]) -> list[Look]:
     return found
 
 
-def combined(group: Sequence[Look]) -> dict[str, Any]:
-    """Return the row of a table for looks at one model at one time: means over the seeds with 95% half-widths."""
-    first = group[0]
-    row = {"model": first.model, "norm_placement": first.norm, "tokens": first.tokens, "n": len(group)}
-    for measure in MEASURES:
-        values = [value for one in group if not math.isnan(value := getattr(one, measure))]
-        mean = estimate(values) if values else UNKNOWN
-        row |= {measure: mean.mean, f"{measure}_half_width": float_or_nan(mean.half_width)}
-    return row
-
-
 SHOWN = (
-    Column(key="model", header="model", text=True),
-    Column(key="norm_placement", header="norm", text=True),
+    *texts(model="model", norm_placement="norm"),
     Column(key="tokens", header="tokens"),
     Column(key="outliers", header="outlier dimensions", interval="outliers_half_width", digits=3),
     Column(key="ratio", header="largest over median", interval="ratio_half_width", digits=3),
@@ -121,10 +107,9 @@ NOTES = (
 
 def table(records: Sequence[Record]) -> Table:
     """Tabulate outliers of each model and placement over its training, mean over seeds."""
-    groups: dict[tuple[Any, ...], list[Look]] = {}
-    for one in looks(records):
-        model, order = one.record.run.model, order_of(one.norm)
-        groups.setdefault((model.family != "gpt", one.record.parameters, order, one.tokens), []).append(one)
-    made = pd.DataFrame([combined(group) for _, group in sorted(groups.items())])
-    columns = () if made.empty else shown(SHOWN, made)
+    place = lambda one: (one.record.run.model.family != "gpt", one.record.parameters, order_of(one.norm), one.tokens)
+    found = sorted(looks(records), key=place)
+    rows = pd.DataFrame([vars(one) | {"norm_placement": one.norm, "place": place(one)} for one in found])
+    made = pd.DataFrame(combine(rows, ["place"], MEASURES))
+    columns = shown(SHOWN, made)
     return Table("layernorm_outliers", f"Outlier dimensions{about(records)}", columns, made, NOTES if columns else ())

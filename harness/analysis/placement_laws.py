@@ -7,7 +7,7 @@ from typing import Any, NamedTuple
 
 import pandas as pd
 
-from harness.analysis.render import Column, Table, shown
+from harness.analysis.render import Column, Table, shown, texts
 from harness.analysis.scaling_law import Fitted, Point, can_fit, difference, fitted, in_words
 from harness.records.measures import about, in_order, model_names, shape, size_name
 from harness.records.parts import Evaluation
@@ -88,8 +88,7 @@ def targets(laws: dict[str, Fitted]) -> list[tuple[float, float]]:
 
 NATS: dict[str, Any] = {"unit": "nats", "si": "nats"}
 SHOWN = (
-    Column(key="norm", header="norm", text=True),
-    Column(key="model", header="parameters", text=True),
+    *texts(norm="norm", model="parameters"),
     Column(key="tokens", header="tokens", digits=2),
     Column(key="loss", header="loss, measured", interval="loss_half_width", **NATS),
     Column(key="law", header="loss, by the law", **NATS),

@@ -1,8 +1,6 @@
 """Rendering of tables as Markdown, CSV, JSON or for the terminal; numbers are scaled and rounded only here."""
 
-import csv as csv_format
 import functools
-import io
 import math
 import re
 import textwrap
@@ -72,13 +70,9 @@ class Table:
         object.__setattr__(self, "title", printable(self.title))
         object.__setattr__(self, "notes", tuple(map(printable, self.notes)))
 
-    def cells(self) -> list[list[str]]:
-        """Return the formatted texts, row by row."""
-        return self._cells
-
     @functools.cached_property
-    def _cells(self) -> list[list[str]]:
-        """Formatted texts, computed once for all formats."""
+    def cells(self) -> list[list[str]]:
+        """Formatted texts, row by row, computed once for all formats."""
         used = {key for c in self.columns for key in (c.key, c.interval)}
         rows = rows_of(self.frame.loc[:, [name for name in self.frame if name in used]])
         return [[cell(row[c.key], row.get(c.interval or ""), c) for c in self.columns] for row in rows]
@@ -88,10 +82,14 @@ class Table:
         return markdown(self) if len(self.frame) else f"{self.title}: no records yet."
 
 
+def texts(**headers: str) -> tuple[Column, ...]:
+    """Return columns of text, by the keys of their headers."""
+    return tuple(Column(key=key, header=header, text=True) for key, header in headers.items())
+
+
 def shown(columns: Iterable[Column], frame: pd.DataFrame) -> tuple[Column, ...]:
     """Return the columns that the frame has and that have a value in some row."""
-    said = [c for c in columns if c.key in frame and any(not is_missing(v) and v != "" for v in frame[c.key])]
-    return tuple(said)
+    return tuple(c for c in columns if c.key in frame and any(not is_missing(v) and v != "" for v in frame[c.key]))
 
 
 def cell(value: Any, half_width: Any, column: Column) -> str:
@@ -143,7 +141,7 @@ def markdown(table: Table, *, padded: bool = True) -> str:
     """
     if not table.columns:
         return f"### {_plain_markdown(table.title)}\n"
-    cells = table.cells()
+    cells = table.cells
     columns = [[c.heading, *(row[i] for row in cells)] for i, c in enumerate(table.columns)]
     columns = [[_plain_markdown(text).replace("|", "\\|") for text in column] for column in columns]
     widths = [max(3, *map(len, column)) if padded else 3 for column in columns]
@@ -163,13 +161,9 @@ def _plain_markdown(text: str) -> str:
 
 def csv(table: Table) -> str:
     """Return unrounded SI values as CSV, units in the header, half-widths in columns of their own; without notes."""
-    out = io.StringIO()
-    writer = csv_format.writer(out, lineterminator="\n")
     columns = _raw_columns(table)
-    writer.writerow(heading for _, heading in columns)
-    for row in rows_of(table.frame.loc[:, [key for key, _ in columns]]):
-        writer.writerow(raw(row[key]) for key, _ in columns)
-    return out.getvalue()
+    rows = table.frame.loc[:, [key for key, _ in columns]].map(raw)
+    return rows.to_csv(index=False, header=[heading for _, heading in columns], lineterminator="\n")
 
 
 def raw(value: Any) -> Any:
@@ -197,7 +191,7 @@ def console(table: Table) -> "rich.console.Group":
     from rich.text import Text
 
     out = rich.table.Table(box=rich.box.SIMPLE_HEAD, pad_edge=False, padding=(0, 1, 0, 0))
-    cells = [[_broken(text, CELL_CHARS) for text in row] for row in table.cells()]
+    cells = [[_broken(text, CELL_CHARS) for text in row] for row in table.cells]
     for i, column in enumerate(table.columns):
         widest = max((len(line) for row in cells for line in row[i].split("\n")), default=0)
         heading = _broken(column.header, max(widest, HEADING_CHARS)) + (f"\n({column.unit})" if column.unit else "")

@@ -17,7 +17,7 @@ import pandas as pd
 from pydantic import ValidationError
 
 from harness.analysis.json_tables import as_json
-from harness.analysis.render import Column, Table
+from harness.analysis.render import Column, Table, texts
 from harness.bench.reports import BASELINE, MS, Report, name_of
 from harness.records.environment import CODE
 from harness.terminal import print_json, print_tables
@@ -32,13 +32,11 @@ OF_QUARTILES = 1.35
 """Quartiles of a normal distribution are that many standard deviations apart."""
 BARS = "▁▂▃▄▅▆▇█"
 COLUMNS = (
-    Column(key="name", header="Benchmark", text=True),
-    Column(key="machine", header="Machine", text=True),
+    *texts(name="Benchmark", machine="Machine"),
     Column(key="n", header="n"),
     Column(key="first", header="First", **MS),
     Column(key="last", header="Last", **MS),
-    Column(key="course", header="Course", text=True),
-    Column(key="changes", header="Changed", text=True),
+    *texts(course="Course", changes="Changed"),
 )
 
 

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, NamedTuple
 import pandas as pd
 
 from harness.analysis.json_tables import as_json
-from harness.analysis.render import Column, Table
+from harness.analysis.render import Column, Table, texts
 from harness.launch.flags import DeviceChoice, require_positive
 from harness.rank.devices import gpu_count
 from harness.terminal import Flag, print_json, print_tables
@@ -29,8 +29,7 @@ if TYPE_CHECKING:
     from impl.evaluate import Evaluation
 
 COLUMNS = (
-    Column(key="name", header="text", text=True),
-    Column(key="measure", header="measure", text=True),
+    *texts(name="text", measure="measure"),
     Column(key="ours", header="ours", digits=6),
     Column(key="lm_eval", header="lm-eval", digits=6),
     Column(key="difference", header="difference", digits=2),

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 
 import pandas as pd
 
-from harness.analysis.render import Column, Table
+from harness.analysis.render import Table, texts
 from harness.experiment.claims import Claim, evidence, verdict
 from harness.records.measures import about
 from harness.records.record import Record
@@ -22,5 +22,5 @@ def claims_table(claims: Sequence[Claim], records: Sequence[Record]) -> Table:
             f"verdict{on}": [verdict(one) for one in found],
             f"numbers{on}": [one.numbers if one else "" for one in found],
         }
-    shown = tuple(Column(key=key, header=key, text=True) for key in columns)
+    shown = texts(**{name: name for name in columns})
     return Table("claims", f"Claims{about(records)}", shown, pd.DataFrame(columns))

@@ -9,7 +9,7 @@ from typing import Any, NamedTuple, get_args
 
 import pandas as pd
 
-from harness.analysis.render import Column, Table
+from harness.analysis.render import Table, texts
 from harness.experiment.claims import KINDS, Claim, Evidence, Kind, Verdict, evidence, in_full, verdict
 from harness.experiment.experiment import Experiment
 from harness.experiment.folders import stores
@@ -157,8 +157,7 @@ def verdicts_table(experiment: str, found: Sequence[Judged]) -> Table:
     headers |= {"in_full": "verdict", "numbers": "numbers", "basis": "rests on"}
     if not any(one.claim.published for one in found):
         headers.pop("published")
-    columns = tuple(Column(key=key, header=header, text=True) for key, header in headers.items())
-    return Table("verdicts", f"Claims: {experiment}", columns if len(rows) else (), rows)
+    return Table("verdicts", f"Claims: {experiment}", texts(**headers) if len(rows) else (), rows)
 
 
 def headline_table(experiment: str, found: Sequence[Judged]) -> Table:
@@ -169,7 +168,7 @@ def headline_table(experiment: str, found: Sequence[Judged]) -> Table:
     if headline is None:
         return Table("headline", title, (), pd.DataFrame())
     row: dict[str, Any] = {"text": headline.text, "published": headline.published or None}
-    columns = [Column(key="text", header="headline", text=True), Column(key="published", header="published", text=True)]
+    headers = {"text": "headline", "published": "published"}
     by_kind: dict[str, Callable[[Judged], bool]] = {
         "simulated": lambda one: bool(one.systems), "measured": lambda one: not one.systems
     }  # fmt: skip
@@ -177,8 +176,8 @@ def headline_table(experiment: str, found: Sequence[Judged]) -> Table:
         said = [one for one in found if one.claim is headline and one.tier and is_of(one)]
         row[kind] = "; ".join(one.numbers for one in said) or None
         where = "; ".join(", ".join(filter(None, [one.tier, one.systems])) for one in said)
-        columns.append(Column(key=kind, header=f"{kind} ({where})" if where else kind, text=True))
-    return Table("headline", title, tuple(columns), pd.DataFrame([row]))
+        headers[kind] = f"{kind} ({where})" if where else kind
+    return Table("headline", title, texts(**headers), pd.DataFrame([row]))
 
 
 def counts(found: Sequence[Judged]) -> dict[str, Any]:

@@ -10,7 +10,7 @@ import pandas as pd
 
 from harness.analysis import render
 from harness.analysis.json_tables import as_json
-from harness.analysis.render import Column, Table
+from harness.analysis.render import Column, Table, texts
 from harness.experiment import folders
 from harness.experiment.loading import load
 from harness.figures.style import mark, save, style
@@ -49,14 +49,13 @@ Written by `make accuracy`. Constants are fitted to some rows, errors are those 
 FAR = 20
 """Percent beyond which a row on H100s is named."""
 SIZES = (
-    Column(key="set", header="set", text=True),
-    Column(key="what", header="rows", text=True),
+    *texts(set="set", what="rows"),
     Column(key="n", header="n"),
     Column(key="mape", header="mean", **PERCENT),
     Column(key="median", header="median", **PERCENT),
     Column(key="worst", header="largest", **PERCENT),
 )
-GOALS = (Column(key="goal", header="goal", text=True), Column(key="met", header="met", text=True))
+GOALS = texts(goal="goal", met="met")
 
 
 def accuracy(

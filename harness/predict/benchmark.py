@@ -11,7 +11,7 @@ from typing import Any
 import numpy as np
 import pandas as pd
 
-from harness.analysis.render import Column, Table
+from harness.analysis.render import Column, Table, texts
 from harness.predict.csv_rows import OPTIONAL, REQUIRED, SECONDS, SYSTEM
 from harness.predict.fit import Measured, flops, scaled
 from harness.predict.held_out import VTRAIN, Case, Result, on_data_sheet, parts_of
@@ -126,9 +126,7 @@ def plans_table(results: Sequence[Result], others: Mapping[str, Seconds]) -> Tab
                 row = {"set": result.case.id, "what": result.case.what, "by": by, "groups": groups, "tau": tau}
                 rows.append(row | {"best": 100 * share, "regret": 100 * regret})
     columns = (
-        Column(key="set", header="set", text=True),
-        Column(key="what", header="rows", text=True),
-        Column(key="by", header="predicted by", text=True),
+        *texts(set="set", what="rows", by="predicted by"),
         Column(key="groups", header="groups"),
         Column(key="best", header="best plan found", **PERCENT),
         Column(key="regret", header="slower than the best", **PERCENT),
@@ -177,8 +175,7 @@ def worst_table(results: Sequence[Result]) -> Table:
                 found[key] = line
     rows = sorted(found.values(), key=lambda line: -abs(line["off"]))[:WORST]
     columns = (
-        Column(key="set", header="set", text=True),
-        Column(key="row", header="row", text=True),
+        *texts(set="set", row="row"),
         Column(key="measured", header="measured", unit="s", si="s", digits=4),
         Column(key="predicted", header="predicted", unit="s", si="s", digits=4),
         Column(key="off", header="error", **PERCENT),

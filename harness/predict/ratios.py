@@ -7,7 +7,7 @@ from collections.abc import Sequence
 import numpy as np
 import pandas as pd
 
-from harness.analysis.render import Column, Table
+from harness.analysis.render import Column, Table, texts
 from harness.predict.benchmark import PERCENT
 from harness.predict.doubt import shared_causes
 from harness.predict.held_out import Case, Part, Result, fitted_system
@@ -16,8 +16,7 @@ from harness.records.statistics import NINE_TENTHS, rest
 MOST = 24
 """Rows of a set, evenly chosen, whose pairs are looked at."""
 COLUMNS = (
-    Column(key="set", header="set", text=True),
-    Column(key="what", header="rows", text=True),
+    *texts(set="set", what="rows"),
     Column(key="n", header="pairs"),
     Column(key="step", header="a step is off by", **PERCENT),
     Column(key="ratio", header="a ratio, over √2", **PERCENT),

@@ -9,7 +9,7 @@ from typing import Any
 import pandas as pd
 
 from harness.analysis import render, tables
-from harness.analysis.render import Column, Table, shown
+from harness.analysis.render import Column, Table, shown, texts
 from harness.experiment import references
 from harness.experiment.experiment import Experiment
 from harness.experiment.folders import findings_of
@@ -32,20 +32,15 @@ FIRST = "---\nsearch:\n  boost: 10\n---"
 """Head of a page that a search finds first."""
 
 
-def _texts(**headers: str) -> tuple[Column, ...]:
-    """Return columns of text, by key."""
-    return tuple(Column(key=key, header=header, text=True) for key, header in headers.items())
-
-
 ENVIRONMENT = (
-    *_texts(
+    *texts(
         source="source", device_name="device", system="system", stack="software", device="kind", backend="backend",
         cpu_capability="instructions", processor="processor",
     ),
     Column(key="records", header="records"),
     Column(key="cores", header="cores"),
     Column(key="memory_bytes", header="memory", unit="GiB", si="B", scale=2**30, digits=3),
-    *_texts(
+    *texts(
         os="operating system", python="Python", packages="packages", variables="variables", lock_sha256="lock file",
         commit="commit", experiments="experiments", commands="commands",
     ),
@@ -54,11 +49,11 @@ COUNTED = ("records", "experiments", "commands")
 """Columns that are not fields of an environment."""
 SHAPE = {"tp": "t", "pp": "p", "dp": "d", "gpus": "GPUs", "global_batch": "batch", "value": "published"}
 PRINTED = (
-    *_texts(quantity="quantity", model="model", norm_placement="norm placement"),
+    *texts(quantity="quantity", model="model", norm_placement="norm placement"),
     *(Column(key=key, header=header) for key, header in SHAPE.items()),
-    *_texts(unit="unit", verified="verified", note="note"),
+    *texts(unit="unit", verified="verified", note="note"),
 )
-HEADLINES = _texts(
+HEADLINES = texts(
     experiment="experiment", text="headline", published="published", simulated="simulated", measured="measured"
 )
 
@@ -292,7 +287,7 @@ def _environment(environment: Environment) -> dict[str, Any]:
 def printed_table(title: str, rows: Sequence[Mapping[Any, Any]], *, with_place: bool = False) -> Table:
     """Return the table of published numbers; without columns if there are none."""
     frame = pd.DataFrame([{**row, "value": f"{row['value']:.10g}"} for row in rows])
-    place = _texts(where="place") if with_place else ()
+    place = texts(where="place") if with_place else ()
     words = {row["verified"] for row in rows}
     notes = tuple(f"Verified, {word}: {meaning}." for word, meaning in VERIFIED.items() if word in words)
     return Table("printed", title, shown((*place, *PRINTED), frame) if rows else (), frame, notes)

@@ -57,7 +57,7 @@ def test_repeats_are_one_row_and_only_profiled_points_have_one() -> None:
     records.append(record(model__num_layers=8))
     for table in (limit_table(records), breakdown_table(records)):
         assert list(table.frame["n"]) == [2]
-        assert len(table.cells()) == 1
+        assert len(table.cells) == 1
     names = [table.name for table in all_tables(records)]
     assert names[:3] == ["throughput", "limit", "breakdown"]
     assert not {"limit", "breakdown"} & {table.name for table in all_tables(records[-1:])}

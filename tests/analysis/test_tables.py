@@ -37,7 +37,7 @@ def test_repeats_are_one_row_and_a_single_run_has_no_interval() -> None:
     single = tables.throughput_table([record()])
     assert rows(single)[0]["n"] == 1
     assert math.isnan(rows(single)[0]["tokens_per_second_half_width"])
-    assert "±" not in single.cells()[0][single.columns.index(tables.RATE)]
+    assert "±" not in single.cells[0][single.columns.index(tables.RATE)]
 
 
 def test_scaling_efficiency_and_its_baseline() -> None:
@@ -196,7 +196,7 @@ def test_sizes_against_placements_with_what_diverged() -> None:
     matrix, points = perplexity.perplexity_tables([*runs, *seeds])
     assert [c.key for c in matrix.columns] == ["model", "pre", "post", "sandwich", "floor"]
     assert [r["model"] for r in rows(matrix)] == ["GPT 0.5M", "GPT 2M"]
-    assert matrix.cells()[1][2:4] == ["diverged", "diverged 1 of 2"]
+    assert matrix.cells[1][2:4] == ["diverged", "diverged 1 of 2"]
     assert (points.name, len(points.frame)) == ("perplexity_valid_points", 6)
 
 

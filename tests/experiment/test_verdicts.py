@@ -228,7 +228,7 @@ def test_verdicts_are_counted_by_kind() -> None:
     )
     table = verdicts_table(NAME, found)
     assert len(table.frame) == 5
-    assert table.cells()[-1][3:] == ["–", "not run here", "–", "–"]
+    assert table.cells[-1][3:] == ["–", "not run here", "–", "–"]
 
 
 def test_a_claim_simulated_for_several_systems_counts_once() -> None:
@@ -249,9 +249,9 @@ def test_the_headline_has_what_is_published_simulated_and_measured() -> None:
     assert [c.header for c in table.columns] == [
         "headline", "published", "simulated (paper, selene)", "measured (smoke)"
     ]  # fmt: skip
-    assert table.cells() == [["printed", "1 token/s", "1 of 1 runs; at least 1", "1 of 1 runs; at least 1"]]
+    assert table.cells == [["printed", "1 token/s", "1 of 1 runs; at least 1", "1 of 1 runs; at least 1"]]
     own = headline_table(NAME, judged(claimed(FAST), [record()]))
-    assert own.cells() == [["runs are fast", "–", "–", "1 of 1 runs; at least 1"]]
+    assert own.cells == [["runs are fast", "–", "–", "1 of 1 runs; at least 1"]]
     assert headline_table(NAME, []).frame.empty
 
 

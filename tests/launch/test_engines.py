@@ -215,9 +215,9 @@ def test_an_experiments_table_and_claims_are_about_its_own_engines(name: str) ->
     runs = [run for run in experiment.runs["smoke"] if run.engine == "native"][:4]
     ours, others = [record_of(run) for run in runs], [peer(record_of(replace(run, engine="torch"))) for run in runs]
     if {run.engine for some in experiment.runs.values() for run in some} == {"native"}:
-        verdicts = lambda records: claims_table(experiment.claims, records).cells()
+        verdicts = lambda records: claims_table(experiment.claims, records).cells
         assert verdicts([*ours, *others]) == verdicts(ours)
         if experiment.table:
-            assert experiment.table([*ours, *others]).cells() == experiment.table(ours).cells()
+            assert experiment.table([*ours, *others]).cells == experiment.table(ours).cells
     for table in results.all_tables(others, experiment.claims, table=experiment.table):
-        table.cells()
+        assert table.cells

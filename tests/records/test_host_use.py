@@ -40,7 +40,7 @@ def test_what_no_rank_measured_is_unknown_and_not_marked() -> None:
     assert math.isnan(others_share([]))
     assert math.isnan(others_share([use(own=1, busy=1), None]))
     assert not record().is_disturbed
-    assert "‡" not in str(throughput_table([record()]).cells())
+    assert "‡" not in str(throughput_table([record()]).cells)
 
 
 def test_a_run_that_others_disturbed_is_marked_with_a_note() -> None:
@@ -48,7 +48,7 @@ def test_a_run_that_others_disturbed_is_marked_with_a_note() -> None:
     disturbed = changed(record(), ranks=[{"rank": 0, "host": host}])
     assert disturbed.is_disturbed
     table = throughput_table([disturbed])
-    assert any("‡" in row for row in table.cells())
+    assert any("‡" in row for row in table.cells)
     assert any(note.startswith("‡ ") for note in table.notes)
 
 
