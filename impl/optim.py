@@ -9,6 +9,7 @@ from torch import Tensor
 from torch.autograd.profiler import record_function
 from torch.optim.adamw import adamw
 
+from impl.grouping import by_key
 from impl.recipe import Recipe
 from impl.zero.partition import Piece
 
@@ -118,9 +119,7 @@ class MasterAdamW:
             self.masters.append(master)
             self.moments.append(moments)
             self._groups.append([])
-            by_rate: dict[Rate, list[slice]] = {}
-            for piece, place in share.pieces.items():
-                by_rate.setdefault(rates[piece.name], []).append(place)
+            by_rate = by_key((rates[piece.name], place) for piece, place in share.pieces.items())
             for rate, places in by_rate.items():
                 weights, means, squares = ([whole[at] for at in places] for whole in (master, *moments))
                 updates = [torch.zeros((), device=device) for _ in places]

@@ -15,6 +15,7 @@ from impl.collectives import all_gather, all_reduce_sum, broadcast, own_start
 from impl.data.batches import Batch, causal_batch, head_positions, masked_batch
 from impl.data.config import OPTIONS
 from impl.data.tokens import TokenFolder
+from impl.grouping import by_key
 from impl.mesh import ends_group, expert_groups, joint_group, neighbours, transfer_groups, zero_groups
 from impl.model.bert import BERT, MultipleChoice
 from impl.model.config import padded_vocabulary
@@ -194,10 +195,8 @@ class Trainer:
 
     def _buckets_of_blocks(self) -> dict[str, list[Bucket]]:
         """Return the buckets that hold a block's parameters, by the block's name."""
-        units: dict[str, list[Bucket]] = {}
-        for bucket in self.buckets:
-            for unit in {unit_of(slot.name) for slot in bucket.layout.slots}:
-                units.setdefault(unit, []).append(bucket)
+        parts = ((bucket, {unit_of(slot.name) for slot in bucket.layout.slots}) for bucket in self.buckets)
+        units = by_key((unit, bucket) for bucket, own in parts for unit in own)
         tied = self.run.model.tied
         blocks = ["embedding", "embedding_norm", "head", *(f"layers.{i}" for i in range(self.run.model.num_layers))]
         return {

@@ -22,6 +22,7 @@ FLOORS = {
     "impl.errors": 0,
     "impl.fields": 0,
     "impl.files": 0,
+    "impl.grouping": 0,
     "impl.detokenize": 0,
     "impl.plan": 0,
     "impl.recipe": 0,

@@ -18,6 +18,7 @@ from harness.experiment.kit import (
     published, relative, repeated, table_of, with_printed,
 )  # fmt: skip
 from impl.model.sizes import LLAMA_BLOCK
+from impl.grouping import by_key
 
 NEAR = Tolerance(0.1, "set after errors of such steps (mean 5%, largest 22%) were seen", "2026-11-25")
 POINTS = Tolerance(0.1, "as for rates, of shares of a rate; set after errors of such steps were seen", "2026-11-25")
@@ -41,9 +42,7 @@ def on_a100s(row: Printed) -> Run:
 
 def as_published() -> dict[Run, Point]:
     """Return the points of all rows; on one node both ways are one run, whose rate is the mean of the two."""
-    rates: dict[Run, list[float]] = {}
-    for row in published("internevo2023").to_dict("records"):
-        rates.setdefault(on_a100s(row), []).append(row["value"])
+    rates = by_key((on_a100s(row), row["value"]) for row in published("internevo2023").to_dict("records"))
     return {
         run: Point(run, model="InternLM 7B", printed={"published_rate": sum(r) / len(r)}) for run, r in rates.items()
     }

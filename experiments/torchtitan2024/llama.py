@@ -12,6 +12,7 @@ from typing import Any
 
 from experiments.ptdp2021 import SELENE, timed
 from harness.experiment.contests import PRECISION, plan_in_words
+from impl.grouping import by_key
 from harness.experiment.kit import (
     MARK, MICROBATCHES, MODEL, POINTS, RANKS, RUNS, UNTESTED, Check, Claim, Column, Estimate, Experiment, ModelConfig,
     Plan, Point, Precision, Printed, Record, Run, Tolerance, apart_from, as_expected, cost, each, measured_only, named,
@@ -70,9 +71,7 @@ class Change:
     def over_baseline(self, records: Sequence[Record]) -> list[Point]:
         """Return the changed points, relative to their baseline, published numbers too."""
         found = with_printed(points(records, per_device), PAPER)
-        alike: dict[Any, list[Point]] = {}
-        for one in found:
-            alike.setdefault((apart_from(one.run, *self.fields), one.device), []).append(one)
+        alike = by_key(((apart_from(one.run, *self.fields), one.device), one) for one in found)
         pairs = [(one, min(group, key=lambda p: self.degree(p.run))) for group in alike.values() for one in group]
         changed = [(one, base) for one, base in pairs if self.degree(one.run) != self.degree(base.run)]
         return [

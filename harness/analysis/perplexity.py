@@ -17,6 +17,7 @@ from harness.records.labels import SHAPE, labels
 from harness.records.measures import about, combine, frame
 from harness.records.record import Record
 from impl.errors import InputError
+from impl.grouping import by_key
 from impl.model.norm_placement import order_of
 
 MOST_COLUMNS = 9
@@ -200,11 +201,10 @@ def _notes(points: pd.DataFrame) -> tuple[str, ...]:
 def _lr_in_columns(points: pd.DataFrame) -> bool:
     """Return True if some model was trained with several learning rates, and they fit in columns."""
     rest = labels(list(points["point"]), IN_COLUMNS)
-    tried: dict[tuple[Any, ...], set[float]] = {}
-    for model, norm, other, lr in zip(points["model"], points["norm_placement"], rest, points["lr"], strict=True):
-        tried.setdefault((model, norm, other), set()).add(lr)
+    models = zip(points["model"], points["norm_placement"], rest, strict=True)
+    tried = by_key(zip(models, points["lr"], strict=True))
     side_by_side = len(points[["norm_placement", "lr"]].drop_duplicates())
-    return any(len(rates) > 1 for rates in tried.values()) and side_by_side <= MOST_COLUMNS
+    return any(len(set(rates)) > 1 for rates in tried.values()) and side_by_side <= MOST_COLUMNS
 
 
 def _with_unfinished(records: Sequence[Record], evaluated: set[str], elsewhere: set[str]) -> list[Record]:

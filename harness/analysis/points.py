@@ -7,6 +7,7 @@ from dataclasses import dataclass, field, replace
 from harness.records.measures import devices, in_order, model_names, shape, with_seconds, without_losses
 from harness.records.record import Record
 from harness.records.statistics import NINE_TENTHS, UNKNOWN, Estimate, estimate, rest, simulated
+from impl.grouping import by_key
 from impl.run import Run
 
 Measure = Callable[[Record], float]
@@ -63,9 +64,7 @@ class Point:
         known = [(record, value) for record in self.records if not math.isnan(value := measure(record))]
         if known and self.is_simulated:
             return simulated(known[0][1], causes(self.records[0], measure))
-        of_seed: dict[int, list[float]] = {}
-        for record, value in known:
-            of_seed.setdefault(record.run.seed, []).append(value)
+        of_seed = by_key((record.run.seed, value) for record, value in known)
         values = [value for _, value in known]
         if len(of_seed) < len(known) and is_learned(measure, *known[0]):
             values = [math.fsum(of) / len(of) for of in of_seed.values()]

@@ -13,6 +13,7 @@ from harness.records.printable import several
 from harness.records.record import float_or_nan
 from harness.records.statistics import Estimate
 from harness.records.store import SIMULATED
+from impl.grouping import by_key
 from impl.run import Run
 
 Kind = Literal["weak", "strong"]
@@ -48,10 +49,8 @@ def scaling_rows(rows: pd.DataFrame) -> pd.DataFrame:
     out: list[dict[str, Any]] = []
     kinds: tuple[Kind, ...] = ("weak", "strong")
     for kind in kinds:
-        groups: dict[tuple[Any, ...], list[dict[str, Any]]] = {}
-        for row in points:  # pandas takes a hundred times as long to group a few rows
-            key = (_group(row["point"], kind), row["source"], str(row["device_name"]))
-            groups.setdefault(key, []).append(row)
+        where = [(_group(row["point"], kind), row["source"], str(row["device_name"])) for row in points]
+        groups = by_key(zip(where, points, strict=True))  # pandas takes a hundred times as long to group a few rows
         for group in groups.values():
             if len({row["ranks"] for row in group}) > 1:
                 ordered = sorted(group, key=lambda row: (row["ranks"], row["tp"], row["pp"]))

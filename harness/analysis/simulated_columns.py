@@ -10,6 +10,7 @@ import pandas as pd
 from harness.analysis.render import Column
 from harness.records.frames import rows_of
 from harness.records.store import SIMULATED
+from impl.grouping import by_key
 
 TWINS = frozenset({
     "tokens_per_second", "tokens_per_second_per_device", "step_seconds", "flop_rate", "mfu",
@@ -32,10 +33,8 @@ def beside(columns: Sequence[Column], rows: pd.DataFrame) -> tuple[list[Column],
     """
     twins = [column for column in columns if column.key in TWINS and column.key in rows]
     found = rows_of(rows)
-    measured: dict[Any, list[dict[str, Any]]] = {}
-    for row in found:
-        if row["source"] != SIMULATED and isinstance(row["source"], str):  # no paper's row, which was not run
-            measured.setdefault(_point(row), []).append(row)
+    ran = [row for row in found if isinstance(row["source"], str) and row["source"] != SIMULATED]  # not in print alone
+    measured = by_key((_point(row), row) for row in ran)
     out = []
     for row in found:
         if row["source"] != SIMULATED:

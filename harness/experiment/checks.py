@@ -11,6 +11,7 @@ from harness.analysis.render import Column
 from harness.experiment.claims import Check, Claim, Evidence, Tolerance, holds, less, near, tally
 from harness.records.record import Record
 from harness.records.statistics import Estimate, exact
+from impl.grouping import by_key
 
 _T = TypeVar("_T")
 _Point = TypeVar("_Point", bound=Point)
@@ -73,10 +74,7 @@ def ends(found: Sequence[_T], measure: Callable[[_T], float], text: Callable[[_T
 
 def grouped(points: Iterable[Point], *columns: Column) -> list[list[Point]]:
     """Return the points of one device that are equal in these columns, in groups, in order of their first points."""
-    groups: dict[tuple[Any, ...], list[Point]] = {}
-    for one in points:
-        groups.setdefault((one.device, *values_of(one, columns)), []).append(one)
-    return list(groups.values())
+    return list(by_key(((one.device, *values_of(one, columns)), one) for one in points).values())
 
 
 def within_share(

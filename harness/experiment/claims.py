@@ -11,6 +11,7 @@ from harness.records.measures import about, is_one_each, with_seconds
 from harness.records.record import Record
 from harness.records.statistics import Estimate, estimate, exact, repeats_to_decide
 from impl.errors import InputError
+from impl.grouping import by_key
 
 _T = TypeVar("_T")
 Verdict = Literal["reproduced", "partly", "not reproduced", "cannot tell here", "not run here"]
@@ -121,12 +122,10 @@ def evidence(claims: Sequence[Claim], records: Sequence[Record]) -> dict[str, li
         InputError: the records are of several tiers.
     """
     about(records)
-    by_system: dict[str, list[Record]] = {}
     together = ", ".join(sorted({str(r.environment.system) for r in records if r.is_simulated}))
     are_apart = not is_one_each(records)
-    for record in records:
-        own = str(record.environment.system) if are_apart else together
-        by_system.setdefault(own if record.is_simulated else "", []).append(record)
+    own = lambda record: str(record.environment.system) if are_apart else together
+    by_system = by_key((own(record) if record.is_simulated else "", record) for record in records)
     fair = {system: list(map(_fair, by_system[system])) for system in by_system}
     by_system = {system: fair[system] for system in sorted(fair)} or {"": []}
     return {system: [_evidence(claim, by_system, system) for claim in claims] for system in by_system}
@@ -198,10 +197,7 @@ def in_full(found: Evidence | None) -> str:
 
 def means(found: Iterable[tuple[_T, float]]) -> dict[_T, Estimate]:
     """Return the mean of the values of each key with its interval; NaN is left out."""
-    groups: dict[_T, list[float]] = {}
-    for key, value in found:
-        if not math.isnan(value):
-            groups.setdefault(key, []).append(value)
+    groups = by_key((key, value) for key, value in found if not math.isnan(value))
     return {key: estimate(values) for key, values in groups.items()}
 
 

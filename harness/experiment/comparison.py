@@ -21,6 +21,7 @@ from harness.records.record import Record, point
 from harness.records.statistics import UNKNOWN, Estimate
 from impl.cost.flops import hardware_flops, model_flops
 from impl.cost.parameters import count_parameters
+from impl.grouping import by_key
 from impl.run import Run
 
 Printed = Mapping[Any, Any]
@@ -157,10 +158,8 @@ class Comparison:
 
     def groups(self, records: Sequence[Record], *, printed: bool = False) -> list[list[Point]]:
         """Return the known points in groups of two or more, each on one device; only the paper's if `printed`."""
-        found: dict[tuple[Any, ...], list[Point]] = {}
-        for one in self.known(records):
-            if one.printed or not printed:
-                found.setdefault((one.device, *values(one, self.group)), []).append(one)
+        meant = [one for one in self.known(records) if one.printed or not printed]
+        found = by_key(((one.device, *values(one, self.group)), one) for one in meant)
         return [group for _, group in sorted(found.items()) if len(group) > 1]
 
     def lines(self, records: Sequence[Record], along: Column) -> list[list[Point]]:
@@ -300,10 +299,8 @@ class Comparison:
 
     def in_print(self, *along: Column) -> str:
         """Return the figure's relative speeds as text, in the format of `in_words`."""
-        groups: dict[tuple[Any, ...], list[Point]] = {}
-        for one in self.printed.values():
-            line = replace(one, relative=replace(one.relative, mean=one.printed["relative"]))
-            groups.setdefault(values(one, self.group), []).append(line)
+        of_print = lambda one: replace(one, relative=replace(one.relative, mean=one.printed["relative"]))
+        groups = by_key((values(one, self.group), of_print(one)) for one in self.printed.values())
         lines = [sorted(group, key=lambda one: values(one, along)) for _, group in sorted(groups.items())]
         return "; ".join(in_words(line, *along) for line in lines)
 

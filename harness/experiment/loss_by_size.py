@@ -16,6 +16,7 @@ from harness.records.measures import about, size_name
 from harness.records.parts import Evaluation
 from harness.records.record import Record
 from harness.records.statistics import Estimate, slope
+from impl.grouping import by_key
 
 VALID, HELD_OUT, WIKITEXT, LAMBADA = "valid", "books.test.txt", "wikitext2.test.txt", "lambada"
 PER_TOKEN: Callable[[Evaluation], float] = lambda last: last.per("tokens")
@@ -59,10 +60,7 @@ def at_best_rate(records: Sequence[Record]) -> list[Record]:
 
 def by_tokens(records: Sequence[Record]) -> dict[int, list[Record]]:
     """Return the runs at their sizes' best rates by tokens of training, the fewest first."""
-    found: dict[int, list[Record]] = {}
-    for one in sorted(at_best_rate(records), key=tokens):
-        found.setdefault(tokens(one), []).append(one)
-    return found
+    return by_key((tokens(one), one) for one in sorted(at_best_rate(records), key=tokens))
 
 
 def falls(name: str, of: Callable[[Evaluation], float], unit: str) -> Check:

@@ -17,6 +17,7 @@ from harness.records.measures import size_name
 from harness.records.record import Record
 from harness.records.statistics import Estimate, estimate
 from harness.records.store import FINISHED
+from impl.grouping import by_key
 from impl.model.norm_placement import PLACEMENTS
 
 WORSE = Tolerance(0.05, "assumed before the spread between seeds was measured", "2026-11-20")
@@ -63,9 +64,7 @@ def only_post_diverges(records: Sequence[Record]) -> Evidence | None:
 def rate_hurts_post_more(records: Sequence[Record]) -> Evidence | None:
     """Judge whether post-layernorm loses more than pre, or gains less, from the lowest learning rate to the highest."""
     pre, post = by_rate(records, "pre"), by_rate(records, "post")
-    rates: dict[tuple[str, int, float], list[float]] = {}
-    for family, layers, size, lr in sorted(pre.keys() & post.keys()):
-        rates.setdefault((family, layers, size), []).append(lr)
+    rates = by_key((tuple(model), lr) for *model, lr in sorted(pre.keys() & post.keys()))
     loses = lambda found, model, lr: found[*model, lr[-1]] / found[*model, lr[0]]
     both = {model: (loses(post, model, lr), loses(pre, model, lr)) for model, lr in rates.items() if len(lr) > 1}
     numbers = (f"{model[0]} of {model[1]} layers: post {a:.3f}, pre {b:.3f} times" for model, (a, b) in both.items())
@@ -231,10 +230,7 @@ def _paired(records: Sequence[Record], one: str, other: str) -> list[tuple[Arm, 
 
 def _lines(found: Iterable[Arm], key: Callable[[Arm], Hashable]) -> list[list[Arm]]:
     """Return the arms with the same key in lines of two or more."""
-    lines: dict[Hashable, list[Arm]] = {}
-    for arm in found:
-        lines.setdefault(key(arm), []).append(arm)
-    return [line for line in lines.values() if len(line) > 1]
+    return [line for line in by_key((key(arm), arm) for arm in found).values() if len(line) > 1]
 
 
 def _at(arm: Arm) -> str:

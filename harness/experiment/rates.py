@@ -15,6 +15,7 @@ from harness.experiment.pairs import step_seconds
 from harness.records.measures import size_name
 from harness.records.record import Record
 from harness.records.statistics import Estimate, exact, slope
+from impl.grouping import by_key
 
 rate, rate_per_device = attrgetter("tokens_per_second"), attrgetter("tokens_per_second_per_device")
 LINEAR = Tolerance(0.15, "assumed", "2026-11-21")
@@ -27,10 +28,9 @@ NO_FASTER = Tolerance(0.05, "repeats of one point differ by as much", "2026-11-2
 
 def sizes(records: Sequence[Record]) -> list[list[Point]]:
     """Return models of one rank with the same tokens a step on one device, by parameters, over proportional time."""
-    groups: dict[tuple[Any, ...], list[Point]] = {}
-    for one in sorted(points(records, flop_rate), key=lambda one: one.parameters):
-        if one.run.plan.world_size == 1:
-            groups.setdefault((one.device, one.run.tokens_per_step, one.run.engine), []).append(one)
+    by_size = sorted(points(records, flop_rate), key=lambda one: one.parameters)
+    alone = [one for one in by_size if one.run.plan.world_size == 1]
+    groups = by_key(((one.device, one.run.tokens_per_step, one.run.engine), one) for one in alone)
     return [over_proportional(group) for group in groups.values() if len(group) > 1]
 
 
@@ -69,12 +69,9 @@ def is_linear(records: Sequence[Record]) -> Evidence | None:
 
 def turns_add_nothing(records: Sequence[Record]) -> Evidence | None:
     """Judge whether ranks that share cores have in total no higher rate than ranks with a core each."""
-    groups: dict[tuple[Any, ...], list[Point]] = {}
-    for one in points(records, rate):
-        run, ranks = one.run, one.run.plan.world_size
-        if run.plan.dp == ranks:
-            at = one.model, run.train.global_batch / ranks, one.device, run.engine
-            groups.setdefault(at, []).append(one)
+    found = [one for one in points(records, rate) if one.run.plan.dp == one.run.plan.world_size]
+    of = lambda one: (one.model, one.run.train.global_batch / one.run.plan.dp, one.device, one.run.engine)
+    groups = by_key((of(one), one) for one in found)
     gains: list[tuple[Estimate, int]] = []
     for group in groups.values():
         own = max((one for one in group if not one.is_oversubscribed), key=lambda one: one.mean(rate), default=None)

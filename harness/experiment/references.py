@@ -6,6 +6,7 @@ from typing import Any, NamedTuple
 
 from harness.experiment.experiment import Experiment
 from harness.experiment.published import papers, published
+from impl.grouping import by_key
 
 PAPERS = {
     "megatron2019": ("Megatron-LM 2019", "megatron"),
@@ -111,8 +112,5 @@ def answered(experiments: Iterable[Experiment]) -> dict[str, dict[Place, list[st
 
 def printed(paper: str) -> dict[Place | str, list[dict[Any, Any]]]:
     """Return a paper's rows in `harness/experiment/published` by table or figure, or by the name of another place."""
-    found: dict[Place | str, list[dict[Any, Any]]] = {}
-    for row in published(paper).to_dict("records") if paper in papers() else ():
-        for place in places(row["where"], paper) or [row["where"]]:
-            found.setdefault(place, []).append(row)
-    return found
+    rows = published(paper).to_dict("records") if paper in papers() else ()
+    return by_key((place, row) for row in rows for place in places(row["where"], paper) or [row["where"]])

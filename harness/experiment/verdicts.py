@@ -18,6 +18,7 @@ from harness.records.printable import printable, several
 from harness.records.record import Record
 from harness.terminal import tell_ignored
 from impl.errors import InputError
+from impl.grouping import by_key
 
 NOT_RUN = "not run here"
 VERDICTS: tuple[Verdict, ...] = get_args(Verdict)
@@ -198,10 +199,7 @@ def _by_runs(found: Sequence[Judged]) -> dict[str, list[Judged]]:
 
 def _counted(found: Iterable[Judged]) -> dict[Verdict, int]:
     """Count verdicts, one on each claim."""
-    by_claim: dict[int, list[Verdict]] = {}
-    for one in found:
-        if one.tier:
-            by_claim.setdefault(id(one.claim), []).append(one.verdict)
+    by_claim = by_key((id(one.claim), one.verdict) for one in found if one.tier)
     verdicts = [together(of) for of in by_claim.values()]
     return {each: verdicts.count(each) for each in VERDICTS if each != NOT_RUN}
 

@@ -15,6 +15,7 @@ import numpy as np
 from harness.records.measures import about
 from harness.records.record import Record
 from impl.files import naming
+from impl.grouping import by_key
 
 if TYPE_CHECKING:
     from matplotlib.axes import Axes
@@ -176,10 +177,10 @@ def figure_of(
     def draw(records: Sequence[Record]) -> "Figure | None":
         records, simulated = to_draw(records)
         drawn = list(found(records))
-        both: list[dict[str, list[Point]]] = [{}, {}]
-        for lines, value in zip(both, (ours, published), strict=True):
-            for one in (one for one in drawn if not math.isnan(value(one))):
-                lines.setdefault(name(one), []).append((at(one), value(one)))
+        both = [
+            by_key((name(one), (at(one), value(one))) for one in drawn if not math.isnan(value(one)))
+            for value in (ours, published)
+        ]
         return beside_published(f"{title}{about(records)}{simulated}", x, y, *both)
 
     return draw

@@ -13,6 +13,7 @@ from harness.predict.fit import SURFACE_ROWS, Measured, percent_off, seconds_of
 from harness.predict.held_out import CASES, Case, fitted_to, parts_of, result_of, with_priors
 from harness.predict.systems import load_system, names
 from harness.terminal import shown_progress
+from impl.grouping import by_key
 from impl.simulator.constants import Constant
 from impl.simulator.system import System
 
@@ -114,9 +115,7 @@ def _off(law: str, case: Case, fitted: list[Measured], asked: list[Measured]) ->
 
 def laws_table(found: Iterable[Worth]) -> Table:
     """Tabulate for each law the set of steps that it makes most better, and the one that it makes most worse."""
-    of_law: dict[str, list[Worth]] = {}
-    for one in found:
-        of_law.setdefault(one.law, []).append(one)
+    of_law = by_key((one.law, one) for one in found)
     rows = [{"law": law, "sets": 0} for law in LAWS if law not in of_law]
     for law, some in of_law.items():
         best, worst = max(some, key=lambda one: one.gain), min(some, key=lambda one: one.gain)

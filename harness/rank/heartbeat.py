@@ -20,6 +20,7 @@ from typing import IO, TYPE_CHECKING, Literal
 
 from harness.rank.json_files import read_as
 from harness.records.store import write_atomically
+from impl.grouping import by_key
 
 if TYPE_CHECKING:
     import torch.distributed as dist
@@ -224,10 +225,8 @@ def last_start(attempt: Path) -> int | None:
 
 def places(attempt: Path, ranks: int) -> str:
     """Return the last places of all ranks in one line: `rank 0 in step 12 at all_reduce(dp), rank 1 in step 11`."""
-    ranks_at: dict[str, list[int]] = {}
-    for rank in range(ranks):
-        found = read_alive(attempt, rank)
-        ranks_at.setdefault("not heard of" if found is None else str(found.pulse), []).append(rank)
+    lives = [read_alive(attempt, rank) for rank in range(ranks)]
+    ranks_at = by_key(("not heard of" if life is None else str(life.pulse), rank) for rank, life in enumerate(lives))
     parts = [f"{_numbers(those)} {place}" for place, those in ranks_at.items()]
     more = len(parts) - MOST_PLACES
     return ", ".join(parts[:MOST_PLACES] + [f"{more} more places"] * (more > 0))

@@ -12,6 +12,7 @@ from torch.profiler import record_function
 
 from harness.records.store import Document
 from impl.device import Device
+from impl.grouping import by_key
 
 STEP = "one step"
 PARTS: tuple[str, ...] = ("products", "attention", "optimizer", "operators", "communication", "rest")
@@ -70,9 +71,7 @@ def parts_of(events: Sequence[Event]) -> Document:
     inside = [event for event in events if event.start < step.end and event.end > step.start]
     spans = _on_device(inside) if any(event.on_device for event in inside) else _on_thread(inside, step)
     clipped = [span._replace(start=max(span.start, step.start), end=min(span.end, step.end)) for span in spans]
-    by_name: dict[tuple[str, str], list[float]] = {}
-    for span in clipped:
-        by_name.setdefault((span.part, span.name), []).append(span.end - span.start)
+    by_name = by_key(((span.part, span.name), span.end - span.start) for span in clipped)
     largest = sorted(by_name.items(), key=lambda item: -sum(item[1]))[:LARGEST]
     return {
         "seconds": step.end - step.start,

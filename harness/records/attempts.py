@@ -7,6 +7,7 @@ import shutil
 from pathlib import Path
 
 from harness.records.store import Store, require_name
+from impl.grouping import by_key
 
 JOB = "job.json"
 """File in an attempt's folder with the submitted job, read and written by `harness.rank.jobs`."""
@@ -31,10 +32,7 @@ class Attempts:
 
     def open(self) -> dict[str, list[Path]]:
         """Return the attempts that were submitted and have no record yet, by the id of their run."""
-        found: dict[str, list[Path]] = {}
-        for attempt in filter(self._is_open, self.all()):
-            found.setdefault(attempt.name.rpartition("-")[0], []).append(attempt)
-        return found
+        return by_key((attempt.name.rpartition("-")[0], attempt) for attempt in filter(self._is_open, self.all()))
 
     def open_of(self, run_id: str) -> list[Path]:
         """Return the attempts at one run that were submitted and have no record yet."""

@@ -17,6 +17,7 @@ from harness.records.record import CONVENTION, STATES, Record, float_or_nan
 from harness.records.statistics import UNKNOWN, estimate
 from harness.records.steps import Step, Steps
 from impl.errors import InputError
+from impl.grouping import by_key
 from impl.model.norm_placement import PLACEMENTS
 from impl.run import Run
 
@@ -201,9 +202,8 @@ def combine(rows: pd.DataFrame, by: Sequence[str], measures: Sequence[str]) -> l
     if rows.empty:
         return []
     found = {name: none_if_missing(pd.Series(rows[name])) for name in {*by, *measures}}
-    groups: dict[tuple[Any, ...], list[int]] = {}
-    for at, key in enumerate(zip(*(found[name] for name in by), strict=True)):
-        groups.setdefault(key, []).append(at)  # pandas takes a hundred times as long to group a few rows
+    keys = zip(*(found[name] for name in by), strict=True)
+    groups = by_key((key, at) for at, key in enumerate(keys))  # pandas takes a hundred times as long for a few rows
     combined = rows_of(rows.iloc[[group[0] for group in groups.values()]])
     for row, group in zip(combined, groups.values(), strict=True):
         known = {name: [value for at in group if (value := found[name][at]) is not None] for name in measures}

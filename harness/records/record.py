@@ -29,7 +29,7 @@ from harness.records.statistics import WARMUP_STEPS, quartiles, warmup_steps
 from harness.records.steps import Steps
 from impl.cost.flops import hardware_flops, model_flops
 from impl.cost.peaks import peak_flops
-from impl.pipeline.schedule import Op
+from impl.grouping import by_key
 from impl.pipeline.schedules import build
 from impl.pipeline.simulate import Timeline, simulate
 from impl.run import Run
@@ -85,10 +85,8 @@ class Record(Head):
     @cached_property
     def courses(self) -> dict[tuple[str, str], list[Evaluation]]:
         """Evaluations by the name of the text and the kind, each in order of the steps."""
-        found: dict[tuple[str, str], list[Evaluation]] = {}
-        for evaluation in sorted(self.evaluations, key=lambda evaluation: evaluation.step):
-            found.setdefault((evaluation.name, evaluation.kind), []).append(evaluation)
-        return found
+        in_order = sorted(self.evaluations, key=lambda evaluation: evaluation.step)
+        return by_key(((evaluation.name, evaluation.kind), evaluation) for evaluation in in_order)
 
     @property
     def last_evaluations(self) -> list[Evaluation]:
@@ -303,9 +301,8 @@ class Record(Head):
         Raises:
             InputError: the schedule is not trusted.
         """
-        seconds: dict[tuple[Op, int], list[float]] = {}
-        for span in self.timeline.spans if self.timeline else ():
-            seconds.setdefault(span.action[:2], []).append(float(span.end - span.start))
+        spans = self.timeline.spans if self.timeline else ()
+        seconds = by_key((span.action[:2], float(span.end - span.start)) for span in spans)
         usual, plan = {kind: quartiles(values)[1] for kind, values in seconds.items()}, self.run.plan
         schedule = build(plan.schedule, plan.pp, self.run.microbatches, plan.chunks)
         return simulate(schedule, lambda action: usual[action[:2]])

@@ -5,6 +5,8 @@ import math
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 
+from impl.grouping import by_key
+
 WARMUP_STEPS = 3
 """Least number of first steps that are not timed: allocators, caches and compilers settle in them."""
 WARMUP_SHARE = 0.1
@@ -142,10 +144,7 @@ def slope(pairs: Sequence[tuple[float, float]]) -> Estimate:
     Repeats at one place are as far off a line together, so that they are one place of it, not several.
     UNKNOWN without two places; without an interval for two.
     """
-    repeats: dict[float, list[float]] = {}
-    for a, b in pairs:
-        repeats.setdefault(a, []).append(b)
-    places = [(a, math.fsum(of) / len(of)) for a, of in repeats.items()]
+    places = [(a, math.fsum(of) / len(of)) for a, of in by_key(pairs).items()]
     n = len(places)
     x, y = (math.fsum(column) / n for column in zip(*places, strict=True)) if n else (0.0, 0.0)
     spread = math.fsum((a - x) ** 2 for a, _ in places)

@@ -39,6 +39,7 @@ from harness.report.zipped import MOST_PACKED, unpack
 from harness.terminal import Flag, print_json, print_tables, shown_progress
 from impl.errors import InputError
 from impl.files import read_bytes, rename
+from impl.grouping import by_key
 from impl.run import Run
 
 INBOX = Path("inbox")
@@ -196,9 +197,7 @@ def compared(experiment: str, records: Mapping[Tier, list[Record]]) -> tuple[lis
 
 def in_both(found: Experiment | None, theirs: Sequence[Record], ours: Sequence[Record]) -> list[Both]:
     """Return the timed points of two lists of records; simulated ones of ours only where we have not measured."""
-    here: dict[Run, list[Point]] = {}
-    for one in points(ours, rate):
-        here.setdefault(one.run, []).append(one)
+    here = by_key((one.run, one) for one in points(ours, rate))
     shares, both = of_published(found, theirs), list[Both]()
     for one in points(theirs, rate):
         reached = one.estimate(rate).scaled(shares.get((one.run, one.device), math.nan) / one.mean(rate))

@@ -8,6 +8,7 @@ from typing import Any
 import numpy as np
 from numpy.lib.mixins import NDArrayOperatorsMixin
 
+from impl.grouping import by_key
 from impl.simulator.closed_form import ClosedForm
 from impl.simulator.plans import KNOBS, Plans
 
@@ -117,9 +118,7 @@ def rows_of(form: ClosedForm) -> dict[str, Any]:
 
     A quantity's column has its distinct values, and the place among them for each row.
     """
-    laws: dict[str, list[list[float]]] = {}
-    for (name, *knobs), values in form.known.items():
-        laws.setdefault(name, []).append([*knobs, *_flat(values)])
+    laws = by_key((name, [*knobs, *_flat(values)]) for (name, *knobs), values in form.known.items())
     width = {name: len(key) - 1 for key in form.known for name in [key[0]]}
     tables = {}
     for name, rows in laws.items():

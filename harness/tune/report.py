@@ -11,6 +11,7 @@ from harness.records.measures import size_name
 from harness.terminal import console, shown
 from harness.tune.measured import print_compared
 from harness.tune.search import Judged
+from impl.grouping import by_key
 from impl.simulator.plans import DEFAULTS, KNOBS
 from impl.simulator.system import System
 
@@ -110,10 +111,7 @@ def _missed(rows: Sequence[Judged]) -> str:
 
 def _numbered(rows: Sequence[Sequence[str]]) -> str:
     """Return each text of rows with the numbers of its rows."""
-    numbers: dict[str, list[int]] = {}
-    for number, texts in enumerate(rows, 1):
-        for text in texts:
-            numbers.setdefault(text, []).append(number)
+    numbers = by_key((text, number) for number, texts in enumerate(rows, 1) for text in texts)
     plans = lambda of: "all plans" if len(of) == len(rows) else f"plan{'s' * (len(of) > 1)} {', '.join(map(str, of))}"
     return "; ".join(f"{what} ({plans(of)})" for what, of in numbers.items())
 

@@ -17,6 +17,7 @@ from impl.errors import InputError
 from impl.ghost.events import Begin, Log, Wait
 from impl.ghost.recorder import recorded
 from impl.ghost.tensors import Counting, Unread, counting, without_memory
+from impl.grouping import by_key
 from impl.instruments import named_groups
 from impl.mesh import build_mesh
 from impl.pipeline.engine import Engine, Forward, Watch, _Step
@@ -110,9 +111,7 @@ class Repeating(Engine):
 
     def _samples(self) -> set[int]:
         """Return the microbatches that are executed: of every kind of pass the first and the last ones."""
-        kinds: dict[tuple[Work, int], list[int]] = {}
-        for op, stage, microbatch in self.schedule.rows[self.rank]:
-            kinds.setdefault((op, stage), []).append(microbatch)
+        kinds = by_key(((op, stage), microbatch) for op, stage, microbatch in self.schedule.rows[self.rank])
         return {k for order in kinds.values() for k in (*order[:SAMPLES], *order[-LAST:])}
 
     def _compute(self, step: _Step, forward: Forward, action: Action, received: Tensor | None) -> None:
