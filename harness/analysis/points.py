@@ -47,8 +47,8 @@ class Point:
 
     @property
     def is_oversubscribed(self) -> bool:
-        """True if ranks shared CPU cores, so that times are useless for scaling."""
-        return bool(self.records) and self.records[0].is_oversubscribed
+        """True if ranks of one of the runs shared CPU cores, so that times are useless for scaling."""
+        return any(record.is_oversubscribed for record in self.records)
 
     @property
     def is_disturbed(self) -> bool:

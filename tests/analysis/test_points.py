@@ -27,3 +27,11 @@ def test_each_seed_counts_once_by_the_mean_of_its_repeats() -> None:
     )
     assert (found.n, len(alone)) == (2, 1)
     assert abs(found.mean - alone[0].mean(last_loss)) < 1e-6
+
+
+def test_one_repeat_on_too_few_cores_is_enough_for_its_point_to_tell_nothing_of_scaling() -> None:
+    repeats = [record(repeat=0, cores=2, plan__dp=2), record(repeat=1, cores=1, plan__dp=2)]
+    [point] = points(repeats, step_seconds)
+    [alone] = points([record()], step_seconds)
+    assert point.is_oversubscribed
+    assert point.over(alone, step_seconds).n == 0
