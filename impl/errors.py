@@ -2,6 +2,10 @@
 
 import difflib
 from collections.abc import Iterable
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:
+    from pydantic import ValidationError
 
 
 class InputError(ValueError):
@@ -14,11 +18,17 @@ def nearest(name: str, names: Iterable[str]) -> str:
     return f"did you mean {near[0]}? " if near else ""
 
 
+def first_problem(error: "ValidationError") -> tuple[str, Any, str]:
+    """Return field, value and reason of the first problem that pydantic reports."""
+    first = error.errors(include_url=False)[0]
+    return ".".join(map(str, first["loc"])), first["input"], first["msg"].removeprefix("Value error, ")
+
+
 def in_one_line(error: Exception) -> str:
     """Return an error's text as one line; of a file that does not fit its types the first field that does not."""
     from pydantic import ValidationError  # supervisors start faster without it
 
     if isinstance(error, ValidationError):
-        first = error.errors()[0]
-        return ": ".join(filter(None, (".".join(map(str, first["loc"])), first["msg"])))
+        field, _, reason = first_problem(error)
+        return ": ".join(filter(None, (field, reason)))
     return " ".join(str(error).split())

@@ -28,7 +28,7 @@ from harness.cli.which import Which
 from harness.records.labels import FIELDS, sized
 from harness.records.printable import CONTROL, printable
 from harness.terminal import OPTIONS, Unset
-from impl.errors import InputError
+from impl.errors import InputError, first_problem
 from impl.model.sizes import named
 from impl.own_code import trust_words
 from impl.run import Run
@@ -262,12 +262,10 @@ def _in_own_words(error: InputError) -> str:
 
 def _first_problem(error: ValidationError, prefix: str = "") -> str:
     """Return field, value and valid values of the first problem that pydantic reports."""
-    first = error.errors()[0]
-    where = ".".join(filter(None, [prefix, *map(str, first["loc"])]))
-    message = first["msg"].removeprefix("Value error, ")
-    shown = first["loc"] and isinstance(first["input"], str | int | float | bool | None)
-    value = f" (got {first['input']!r})" if shown else ""
-    return f"{where}: {message}{value}" if where else message
+    field, value, message = first_problem(error)
+    where = ".".join(filter(None, [prefix, field]))
+    got = f" (got {value!r})" if field and isinstance(value, str | int | float | bool | None) else ""
+    return f"{where}: {message}{got}" if where else message
 
 
 def _own(error: Exception) -> str:

@@ -25,7 +25,7 @@ from harness.predict.simulation import Simulated, predicted, simulated, vocabula
 from harness.predict.systems import load_system
 from harness.records.printable import several
 from harness.terminal import print_json, shown_progress
-from impl.errors import InputError
+from impl.errors import InputError, first_problem
 from impl.files import read_text
 from impl.plan import Plan
 from impl.run import Run, with_fields
@@ -305,10 +305,9 @@ def _cell(name: str, cell: str) -> Any:
 
 def _first_problem(error: ValidationError) -> str:
     """Return the first problem in words: the column, its value and what would be valid."""
-    first = error.errors()[0]
-    field, reason = ".".join(map(str, first["loc"])), first["msg"].removeprefix("Value error, ")
+    field, value, reason = first_problem(error)
     column = next((name for name, own in (REQUIRED | OPTIONAL).items() if own == field), field)
-    return f"{column}: {reason}" if isinstance(first["input"], dict) else f"{column} {first['input']!r:.40}: {reason}"
+    return f"{column}: {reason}" if isinstance(value, dict) else f"{column} {value!r:.40}: {reason}"
 
 
 def answer(row: Row, system: System | None) -> dict[str, Any]:

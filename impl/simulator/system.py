@@ -21,7 +21,7 @@ from pydantic.dataclasses import dataclass
 
 from impl.cost.gemms import Pass
 from impl.cost.traffic import Op
-from impl.errors import InputError
+from impl.errors import InputError, first_problem
 from impl.fields import CHECKED, AtLeastTwo
 from impl.run import Precision, Run, with_fields
 from impl.simulator.constants import CONSTANTS, LIMITS, Constant
@@ -250,7 +250,7 @@ class System:
         try:
             with_fields(Run(), defaults)
         except ValidationError as error:
-            field, value, reason = _first(error)
+            field, value, reason = first_problem(error)
             raise ValueError(f"{field} {value!r:.40}: {reason}") from None
         return defaults
 
@@ -275,7 +275,7 @@ class System:
         try:
             return TypeAdapter(cls).validate_python(dict(document))
         except ValidationError as error:
-            field, value, reason = _first(error)
+            field, value, reason = first_problem(error)
             shown = "" if reason == "Field required" else f" {str(value)[:60]!r}"
             raise InputError(f"system field {field}{shown}: {reason}") from None
 
@@ -354,9 +354,3 @@ class System:
         """Return the ratio of measured to predicted seconds expected from the calibration's rows."""
         known = None if self.calibration is None else self.calibration.residuals
         return 1.0 if known is None else known.factor(run)
-
-
-def _first(error: ValidationError) -> tuple[str, Any, str]:
-    """Return field, value and reason of the first thing wrong."""
-    first = error.errors(include_url=False)[0]
-    return ".".join(map(str, first["loc"])), first["input"], first["msg"].removeprefix("Value error, ")
