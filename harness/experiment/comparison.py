@@ -5,6 +5,7 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property
 from itertools import pairwise
+from operator import attrgetter
 from typing import Any
 
 from harness.analysis import columns
@@ -37,11 +38,7 @@ BUBBLE_NOTE = (
     "beside a measured one, simulated: the same schedule with the run's own median times, and transfers that take none."
 )
 COUNTED_ALIKE = "Recomputation counted: ours as the paper's, by equation 3; these two are to be compared."
-
-
-def flop_rate(record: Record) -> float:
-    """Return the model FLOP/s of one device."""
-    return record.flop_rate
+flop_rate: Measure = attrgetter("flop_rate")
 
 
 def rate_with_recomputation(point: Point) -> Estimate:

@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Hashable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
+from operator import attrgetter
 from typing import Any, TypeVar
 
 from harness.analysis.columns import milliseconds
@@ -16,12 +17,7 @@ from impl.run import Run
 _Point = TypeVar("_Point", bound=Point)
 _Choice = TypeVar("_Choice", bound=Hashable)
 
-
-def step_seconds(record: Record) -> float:
-    """Return the median seconds of the timed steps."""
-    return record.step_seconds
-
-
+step_seconds: Measure = attrgetter("step_seconds")
 STEP = milliseconds("step", "step", lambda point: point.estimate(step_seconds))
 
 
@@ -48,11 +44,6 @@ class Cell(Point):
     def system(self) -> str:
         """Name of the system that the runs were simulated for; empty if they were run."""
         return (self.records[0].environment.system or "") if self.is_simulated else ""
-
-    @property
-    def is_oversubscribed(self) -> bool:
-        """True if ranks of some run shared cores, which makes its times useless."""
-        return any(record.is_oversubscribed for record in self.records)
 
     def of(self, choice: Hashable) -> Point:
         """Return the runs with a choice; a point without records if there are none."""

@@ -96,15 +96,11 @@ class Display:
     def finished(self, point: Point, record: Record) -> None:
         """Show the outcome of a point."""
         self.trackers.finished(point, record)
-        self._count(point)
+        self.counted(point)
         outcome = f"{record.status}: {record.reason}"
         if record.status == "ok":
             outcome = f"ok, last loss {record.losses[-1]:.4f}, {record.times.total_seconds or 0.0:.0f} s"
         self.message(f"[{self.count}/{self.total}] {point.label}: {outcome}")
-
-    def skipped(self, point: Point) -> None:
-        """Show that nothing was to be done for a point."""
-        self._count(point)
 
     def waiting(self, pending: int, running: int, why: str = "") -> None:
         """Show how many points a scheduler has pending and running, and why the others wait, if they do."""
@@ -115,7 +111,8 @@ class Display:
             self.message(f"  {text}")
         self.queue = text
 
-    def _count(self, point: Point) -> None:
+    def counted(self, point: Point) -> None:
+        """Show that nothing more is to be done for a point."""
         self.count += 1
         self._remove(point)
         self.progress.update(self.sweep, completed=self.count)

@@ -187,7 +187,7 @@ class Sweep:
         self._release(entry)
         if (record := entry.record or harvested) is not None and (harvested or entry.is_fresh):
             return self.display.finished(entry.point, record)
-        self.display.skipped(entry.point)
+        self.display.counted(entry.point)
         if record is not None and record.status not in FINISHED and self.may_start:
             self.left.append(entry.point)
         elif record is None and entry.starts:

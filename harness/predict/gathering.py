@@ -10,7 +10,7 @@ from operator import attrgetter
 from harness.experiment.checks import at_most, ends, known, within_points
 from harness.experiment.claims import Check, Evidence, Tolerance, less, tally
 from harness.experiment.pairs import Cell, cells, step_seconds
-from harness.experiment.published import published
+from harness.experiment.published import published_number
 from harness.predict.systems import load_system, names
 from harness.records.record import Record
 from impl.cost.parameters import ELEMENT_BYTES
@@ -53,11 +53,8 @@ def published_ratio(cell: Cell) -> float:
     model, at = cell.run.model, (cell.run.plan.tp, cell.run.train.microbatch)
     if model != replace(named(OF_TABLE_4), num_layers=model.num_layers) or at != (8, 4):
         return math.nan
-    full, split = (
-        published("korthikanti2022", f"layer_combined_milliseconds{way}")["value"].iloc[0]
-        for way in ("", "_sequence_parallel")
-    )
-    return split / full
+    in_print = lambda way: published_number("korthikanti2022", f"layer_combined_milliseconds{way}")
+    return in_print("_sequence_parallel") / in_print("")
 
 
 def beats_gathering(records: Sequence[Record]) -> Evidence | None:

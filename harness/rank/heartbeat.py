@@ -168,9 +168,9 @@ class Alive:
 
 def write_alive(attempt: Path, rank: int, found: Alive) -> None:
     """Write a rank's state atomically; a full disk is ignored."""
-    path, content = attempt / f"rank-{rank}.alive.json", json.dumps(asdict(found))
-    with suppress(OSError):  # after a crash of the machine it is worth nothing
-        write_atomically(path, content, by_way_of=attempt, is_lasting=False)
+    path, text = attempt / f"rank-{rank}.alive.json", json.dumps(asdict(found))
+    with suppress(OSError):  # not synced: after a crash of the machine it is worth nothing
+        write_atomically(path, text, by_way_of=attempt, is_lasting=False)
 
 
 def read_alive(attempt: Path, rank: int) -> Alive | None:

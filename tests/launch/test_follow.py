@@ -68,7 +68,7 @@ def test_a_display_counts_every_point_and_tells_the_queue_when_it_changes():
     steps = [{"step": 41, "loss": 2.5, "seconds": 0.1}]
     ended = changed(record(train__steps=1), steps=[{"step": 0, "loss": 2.5}], times={"total_seconds": 3.0})
     with Display(3, console) as display:
-        display.skipped(some[0])
+        display.counted(some[0])
         display.waiting(2, 0)
         display.waiting(2, 0)
         for point in some[1:]:
