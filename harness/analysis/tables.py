@@ -73,13 +73,13 @@ SCALING = (
 MEASURES = tuple(c.key for c in THROUGHPUT if c.si)
 
 
-def throughput_table(records: Sequence[Record], convention: str = CONVENTION) -> Table:
+def throughput_table(records: Sequence[Record]) -> Table:
     """Return the table of speed and memory of every timed point, repeats and seeds combined.
 
     Raises:
         InputError: the records are of several tiers.
     """
-    title, rows = f"Throughput{about(records)}", timed(records, convention)
+    title, rows = f"Throughput{about(records)}", timed(records)
     if rows.empty:
         return Table("throughput", title, (), rows)
     spread = rows["step_seconds_q3"] - rows["step_seconds_q1"]
@@ -87,7 +87,7 @@ def throughput_table(records: Sequence[Record], convention: str = CONVENTION) ->
     rows = pd.DataFrame(combine(rows, ("point", "source", "device_name"), MEASURES))
     rows["varies"] = labels(list(rows["point"]), shown_elsewhere(rows))
     kinds = ", ".join(dict.fromkeys(kind for kind in rows["memory_kind"] if isinstance(kind, str)))
-    notes = [*RULES, f"FLOP convention {convention}. Memory is the largest rank's {kinds or 'peak'}."]
+    notes = [*RULES, f"FLOP convention {CONVENTION}. Memory is the largest rank's {kinds or 'peak'}."]
     if any(rows["gemm_share"].notna()):
         notes.append("The GEMM rate is what a rank's matrix products alone reached in the same run.")
     if any(rows["bubble"].notna()):
@@ -124,9 +124,9 @@ def scaling_table(records: Sequence[Record]) -> Table:
     return measured("scaling", title, SCALING, rows, notes)
 
 
-def timed(records: Sequence[Record], convention: str = CONVENTION) -> pd.DataFrame:
+def timed(records: Sequence[Record]) -> pd.DataFrame:
     """Return the rows of `measures.frame` of successful, timed runs."""
-    rows = frame(records, convention)
+    rows = frame(records)
     return rows if rows.empty else pd.DataFrame(rows[(rows["status"] == "ok") & rows["tokens_per_second"].notna()])
 
 

@@ -9,7 +9,7 @@ from harness.analysis.points import Point
 from harness.experiment.checks import at_most
 from harness.experiment.claims import Check, Evidence, Tolerance, near, tally
 from harness.experiment.pairs import Cell, cells, with_interval
-from harness.records.record import CONVENTION, Record
+from harness.records.record import Record
 from harness.records.statistics import UNKNOWN
 from impl.plan import Recompute, ZeroStage
 from impl.run import EngineName, Run
@@ -26,16 +26,12 @@ WHO: dict[str, tuple[EngineName, ZeroStage]] = {
 """Engine and ZeRO stage of each contestant; one rank divides nothing, the stage selects FSDP2 in PyTorch."""
 PEERS = tuple(WHO)[1:]
 tokens_per_second, mfu = attrgetter("tokens_per_second"), attrgetter("mfu")
+hardware_rate = attrgetter("hardware_flop_rate")
 
 
 def who_trains(run: Run) -> str:
     """Return the key of WHO of a run."""
     return "torch, FSDP2" if run.engine == "torch" and run.plan.zero_stage else run.engine
-
-
-def hardware_rate(record: Record) -> float:
-    """Return the FLOP/s of a device, what is recomputed counted."""
-    return record.flop_rate_by(CONVENTION, recomputed=True)
 
 
 def contests(records: Sequence[Record]) -> list[Cell]:

@@ -103,13 +103,10 @@ def size_name(parameters: int) -> str:
 
 
 @once_for_all
-def frame(records: Sequence[Record], convention: str = CONVENTION) -> pd.DataFrame:
+def frame(records: Sequence[Record]) -> pd.DataFrame:
     """Return one row per run of any status, by model size and then by the varying fields; NaN where not measured.
 
     Times per step and memory are the largest over the ranks.
-
-    Args:
-        convention: how FLOPs are counted, a name in `impl.cost.flops.MODEL_FLOPS`.
     """
     names, differing = model_names(records), varying(record.run for record in records)
     labelled = [name for name in differing if name not in SHAPE]
@@ -130,7 +127,7 @@ def frame(records: Sequence[Record], convention: str = CONVENTION) -> pd.DataFra
             | {"microbatch": run.train.microbatch, "microbatches": run.microbatches}
             | _where(record)
             | ({"device_name": called[record.environment.system]} if record.is_simulated else {})
-            | _rates(record, convention)
+            | _rates(record)
             | _memory(record)
         )
     return pd.DataFrame(rows)
@@ -168,21 +165,16 @@ def _where(record: Record) -> dict[str, Any]:
     return {name: getattr(record.environment, name) for name in names} | marks
 
 
-def _rates(record: Record, convention: str) -> dict[str, Any]:
-    """Return the measures that depend on how FLOPs are counted, and the quartiles of a step."""
-    rate = record.flop_rate_by(convention)
+def _rates(record: Record) -> dict[str, Any]:
+    """Return the quartiles of a step, and the measures of FLOPs."""
     q1, _, q3 = record.step_quartiles
-    hardware = record.flop_rate_by(convention, recomputed=True)
     return {
         "timed_steps": len(record.timed_seconds),
         "step_seconds_q1": q1,
         "step_seconds_q3": q3,
-        "flop_convention": convention,
-        "flop_rate": rate,
-        "mfu": rate / record.peak_flops,
-        "hardware_flop_rate": hardware,
-        "hfu": hardware / record.peak_flops,
-        "gemm_share": rate / record.gemm_rate,
+        "flop_convention": CONVENTION,
+        **{name: getattr(record, name) for name in ("flop_rate", "mfu", "hardware_flop_rate", "hfu")},
+        "gemm_share": record.flop_rate / record.gemm_rate,
     }
 
 

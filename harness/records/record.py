@@ -35,7 +35,7 @@ from impl.pipeline.simulate import Timeline, simulate
 from impl.run import Run
 
 CONVENTION = "palm_12"
-"""Default FLOP convention, that of most published numbers; for GPT and for BERT."""
+"""FLOP convention, that of most published numbers; for GPT and for BERT."""
 STATES = ("parameters", "gradients", "optimizer")
 """Categories of memory that are model states."""
 NONE = Collective()
@@ -142,7 +142,12 @@ class Record(Head):
     @property
     def flop_rate(self) -> float:
         """Model FLOP/s of one device, without recomputation, in the convention `palm_12`."""
-        return self.flop_rate_by(CONVENTION)
+        return self._flop_rate(self.flops_per_step())
+
+    @property
+    def hardware_flop_rate(self) -> float:
+        """FLOP/s of one device, those that are recomputed counted, too."""
+        return self._flop_rate(self.flops_per_step(recomputed=True))
 
     @property
     def mfu(self) -> float:
@@ -152,7 +157,7 @@ class Record(Head):
     @property
     def hfu(self) -> float:
         """Share of the device's peak that model FLOPs and recomputed ones are."""
-        return self.flop_rate_by(CONVENTION, recomputed=True) / self.peak_flops
+        return self.hardware_flop_rate / self.peak_flops
 
     @property
     def gemm_rate(self) -> float:
@@ -307,23 +312,21 @@ class Record(Head):
         schedule = build(plan.schedule, plan.pp, self.run.microbatches, plan.chunks)
         return simulate(schedule, lambda action: usual[action[:2]])
 
-    def flops_per_step(self, convention: str = CONVENTION, *, recomputed: bool = False) -> float:
+    def flops_per_step(self, *, recomputed: bool = False) -> float:
         """Return the model FLOPs of one optimizer step over all ranks; NaN if the vocabulary size is unknown.
 
         Args:
-            convention: how FLOPs are counted, a name in `impl.cost.flops.MODEL_FLOPS`.
             recomputed: return hardware FLOPs instead, including what the run recomputes in the backward pass.
         """
         if (vocab_size := self.resolved.vocab_size) is None and self.run.model.vocab_size is None:
             return math.nan
         # BERT's head sees the masked positions only; the record has their number
-        counted = convention, (run := self.run).model, run.train.global_batch, vocab_size, self.resolved.head_positions
+        counted = CONVENTION, (run := self.run).model, run.train.global_batch, vocab_size, self.resolved.head_positions
         return hardware_flops(*counted, recompute=run.plan.recompute) if recomputed else model_flops(*counted)
 
-    def flop_rate_by(self, convention: str, *, recomputed: bool = False) -> float:
-        """Return the FLOP/s of one device, counted as in `flops_per_step`."""
-        steps_of_a_rank = self.tokens_per_second / self.run.tokens_per_step / self.run.plan.world_size  # per second
-        return self.flops_per_step(convention, recomputed=recomputed) * steps_of_a_rank
+    def _flop_rate(self, flops: float) -> float:
+        """Return the FLOP/s of one device, given those of a step."""
+        return flops * (self.tokens_per_second / self.run.tokens_per_step / self.run.plan.world_size)
 
     def bytes_of(self, *categories: str) -> float:
         """Return the fullest rank's bytes of these categories; all of its device memory for `total`."""
