@@ -48,17 +48,14 @@ def on_ideal_machines(experiment: Experiment, records: Sequence[Record]) -> Iter
                 yield Idealised(experiment.id, claim, systems, verdict(now), without, moves)
 
 
-def _about(one: Idealised) -> str:
-    return one.claim.about or ("no part named" if one.depends_on_time else "memory or counts")
-
-
 def null_models_table(found: Sequence[Idealised]) -> Table:
     """Return the simulated verdicts against papers that are reproduced, with those of the null models."""
+    part_of = lambda one: one.claim.about or ("no part named" if one.depends_on_time else "memory or counts")
     columns = (
         Column(key="experiment", header="experiment", text=True, of=lambda one: one.experiment),
         Column(key="claim", header="claim", text=True, of=lambda one: one.claim.text),
         Column(key="kind", header="kind", text=True, of=lambda one: one.claim.kind),
-        Column(key="about", header="about", text=True, of=_about),
+        Column(key="about", header="about", text=True, of=part_of),
         *(
             Column(key=part, header=f"{part} for free", text=True, of=lambda one, part=part: one.without[part])
             for part in PARTS

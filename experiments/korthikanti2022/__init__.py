@@ -87,11 +87,7 @@ def saved(
 ) -> list[Saved]:
     """Return the points that have a measure, each with those of other ways on its device, and with a paper's numbers.
 
-    Args:
-        records: measured or simulated records.
-        measure: measure that a point needs.
-        paper: points of a paper by their runs.
-        failed: return unsuccessful runs too.
+    `paper` has its points by their runs; with `failed` unsuccessful runs are returned too.
     """
     groups: dict[tuple[Run, str], dict[str, Saved]] = {}
     found: list[Saved] = []

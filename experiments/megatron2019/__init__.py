@@ -85,14 +85,7 @@ def published_efficiency(grows: str, tp: int, dp: int) -> float:
 def efficiencies(
     records: Sequence[Record], measure: Measure, is_first: Callable[[Point], bool], printed: Callable[[Point], float]
 ) -> list[Point]:
-    """Return timed points relative to the first model on one rank, with the published efficiency of each.
-
-    Args:
-        records: measured or simulated records.
-        measure: rate that is compared.
-        is_first: function that returns True for the baseline.
-        printed: function that returns what the paper prints for a point; NaN: nothing.
-    """
+    """Return timed points relative to the one that `is_first`, each with what the paper prints; NaN: nothing."""
     return [
         replace(one, printed={"published": printed(one)})
         for one in relative_to(points(records, measure), is_first, measure)

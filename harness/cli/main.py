@@ -3,7 +3,6 @@
 import atexit
 import contextlib
 import dataclasses
-import difflib
 import functools
 import gc
 import importlib
@@ -28,7 +27,7 @@ from harness.cli.which import Which
 from harness.records.labels import FIELDS, sized
 from harness.records.printable import CONTROL, printable
 from harness.terminal import OPTIONS, Unset
-from impl.errors import InputError, first_problem
+from impl.errors import InputError, first_problem, nearest
 from impl.model.sizes import named
 from impl.own_code import trust_words
 from impl.run import Run
@@ -133,8 +132,7 @@ def parse(argv: list[str], default: Run, given: frozenset[str]) -> Callable[[], 
     if not argv:
         raise InputError(f"no verb; valid: {', '.join(VERBS)} (--help explains them)")
     if argv[0] not in VERBS and not argv[0].startswith("-"):
-        near = "".join(f"did you mean {name}? " for name in difflib.get_close_matches(argv[0], VERBS, n=1))
-        raise InputError(f"{argv[0]!r:.80} is no verb; {near}valid: {', '.join(VERBS)}")
+        raise InputError(f"{argv[0]!r:.80} is no verb; {nearest(argv[0], VERBS)}valid: {', '.join(VERBS)}")
     problem = io.StringIO()
     app = {name: _deferred(name, default, given) if name in argv else _described(name) for name in VERBS}
     try:

@@ -311,7 +311,6 @@ def judged(
     """Return a check of lines of points, with their relative speeds as text.
 
     Args:
-        lines: function of records that returns the lines.
         margins: function of a line that returns by how much each of its comparisons holds.
         what: plural name of the comparisons.
         along: fields of a point that the text names.

@@ -84,12 +84,8 @@ def by_choice(
 ) -> dict[tuple[Run, str], dict[_Choice, _Point]]:
     """Return points that differ only in some fields, on one device, by the choice that their runs make in these.
 
-    The groups are by what they share: a run whose fields that may differ are at their defaults, and the device.
-
-    Args:
-        found: points.
-        choice: function that returns a run's choice in these fields.
-        fields: dotted names of the fields.
+    The groups are by what they share: a run whose fields that may differ, by dotted name, are at their defaults, and
+    the device.
     """
     groups: dict[tuple[Run, str], dict[_Choice, _Point]] = {}
     for one in found:
@@ -107,10 +103,9 @@ def apart_from(run: Run, *names: str) -> Run:
 
 
 def cells(records: Sequence[Record], *fields: str, choice: Callable[[Run], Hashable]) -> list[Cell]:
-    """Return the runs in cells, by model size and then by the varying fields.
+    """Return runs of any status in cells, by model size and then by the varying fields.
 
     Args:
-        records: records of runs with any status.
         fields: dotted names of the fields in which the runs of a cell may differ.
         choice: function that returns a run's choice in these fields.
     """

@@ -45,14 +45,8 @@ def table_of(
     notes: Sequence[str] = (),
     **more: Any,
 ) -> MakesTable:
-    """Return a function that tabulates the points which `found` returns for records.
+    """Return a function that tabulates what `found` returns for records; experiment and tier are added to the title.
 
-    Args:
-        name: stem of the table's files.
-        title: title, to which experiment and tier are added.
-        columns: columns that are shown.
-        found: function of records that returns the points.
-        notes: notes below the table.
-        more: further arguments of `tabulate`.
+    `more` are further arguments of `tabulate`.
     """
     return lambda records: tabulate(name, f"{title}{about(records)}", columns, found(records), notes, **more)

@@ -81,8 +81,8 @@ def curves(records: Sequence[Record]) -> "Figure | None":
     """
     heading, learns_text = about(records), lambda r: not r.run.data.race
     trained = [r for r in records if len(r.losses) > 1 and (r.evaluations or r.has_diverged)]
-    key = lambda record: (record.resolved.parameters or math.inf, order_of(record.run.model.norm_placement))
-    trained = sorted(filter(learns_text, trained), key=key)
+    size_and_placement = lambda r: (r.resolved.parameters or math.inf, order_of(r.run.model.norm_placement))
+    trained = sorted(filter(learns_text, trained), key=size_and_placement)
     if not trained:
         return None
     chosen, there = set(few(list(dict.fromkeys(r.point for r in trained)))[0]), len(trained)

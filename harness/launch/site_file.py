@@ -1,7 +1,6 @@
 """Settings of Slurm at a site, in a small TOML file, of which nothing is executed."""
 
 import dataclasses
-import difflib
 import re
 import reprlib
 import tomllib
@@ -13,7 +12,7 @@ from typing import Annotated, Any
 from pydantic import AfterValidator, ConfigDict, Field, ValidationError
 from pydantic.dataclasses import dataclass
 
-from impl.errors import InputError
+from impl.errors import InputError, nearest
 from impl.files import read_bytes
 
 OURS = (
@@ -123,8 +122,7 @@ def read_cluster(path: Path | None = None, **given: str | int | None) -> Cluster
         first = error.errors()[0]
     name, names = str(first["loc"][0]), [one.name for one in dataclasses.fields(Cluster)]
     if name not in names:
-        near = difflib.get_close_matches(name, names, n=1)
-        hint = f"did you mean {near[0]}? " if near else ""
+        hint = nearest(name, names)
         raise InputError(f"--site {path}: {_shown(name)} is no setting; {hint}valid: {', '.join(names)}")
     reason = first["msg"].removeprefix("Value error, ")
     if first["type"] != "value_error":

@@ -205,13 +205,10 @@ class Supervisor:
     def _write_alive(self, ended: Ended = "") -> None:
         self.written = time.monotonic()
         ran = self.ran + self.written - self.begun
-        found = Alive(time.time(), socket.gethostname(), self.restart, ran, ended, self._pulse())
-        write_alive(self.attempt, self.task.rank, found)
-
-    def _pulse(self) -> Pulse:
-        """Return the rank's place, and whether a signal keeps it there."""
         is_stopped = self.child is not None and _status(self.child.pid) == psutil.STATUS_STOPPED
-        return replace(self.pulse, is_stopped=is_stopped)
+        pulse = replace(self.pulse, is_stopped=is_stopped)
+        found = Alive(time.time(), socket.gethostname(), self.restart, ran, ended, pulse)
+        write_alive(self.attempt, self.task.rank, found)
 
 
 def _stages(run: "Run", rank: int) -> str:

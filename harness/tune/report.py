@@ -48,7 +48,7 @@ def print_search(document: Mapping[str, Any], system: System) -> int:
             print(f"warning: * {f'{system.name} was not calibrated on ' * known}{doubts}")
         if unsure := _numbered([["may not fit"] * (row["fit"] == "may fit") for row in rows]):
             print(f"warning: {unsure}{system.device.taken.doubt('may fit')}")
-        if missed := _missed(rows):
+        if missed := _numbered([[doubt for doubt in row["doubts"] if MISSED in doubt] for row in rows]):
             print(f"warning: * {missed}")
     if order := document["order"]:
         _print_order(order)
@@ -102,11 +102,6 @@ def _beyond(rows: Sequence[Judged]) -> str:
     """Return sizes and features that systems were not calibrated on, each with the numbers of its plans."""
     short = lambda warning: warning.removeprefix(EXTRAPOLATES).partition(", calibrated on")[0].strip()
     return _numbered([list(map(short, filter(is_beyond, row["warnings"]))) for row in rows])
-
-
-def _missed(rows: Sequence[Judged]) -> str:
-    """Return features that systems were calibrated on and still miss, each with the numbers of its plans."""
-    return _numbered([[doubt for doubt in row["doubts"] if MISSED in doubt] for row in rows])
 
 
 def _numbered(rows: Sequence[Sequence[str]]) -> str:

@@ -245,9 +245,7 @@ def execute(name: str, p: int, m: int, v: int, seconds: Seconds, transfer: Trans
 
     Args:
         name: plan.schedule; tables of those in PERIODIC are not built and may be large.
-        p: pipeline ranks.
         m: microbatches; what the schedule demands of their number is not checked for those in PERIODIC.
-        v: model chunks of a rank.
         seconds: of the operations that the schedule has.
         transfer: seconds from a rank to another, the same for all or by (sender, receiver).
 
