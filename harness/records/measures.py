@@ -146,8 +146,7 @@ def in_order(records: Sequence[Record], differing: Sequence[str] | None = None) 
     def rank(value: Any) -> tuple[Any, ...]:
         if value in placements:
             return (0, placements.index(value), "")
-        number = isinstance(value, (int, float))
-        return (1, value, "") if number else (2, 0, str(value))
+        return (1, value, "") if isinstance(value, (int, float)) else (2, 0, str(value))
 
     def key(record: Record) -> tuple[Any, ...]:
         own = shape(record.run)

@@ -168,8 +168,7 @@ class Record(Head):
     @property
     def skipped_steps(self) -> float:
         """Steps of an fp16 run whose gradients overflowed, so that only the loss scale was changed."""
-        counts = self.run.precision == "fp16" and self.losses
-        return float(self.steps.skipped) if counts else math.nan
+        return float(self.steps.skipped) if self.run.precision == "fp16" and self.losses else math.nan
 
     @property
     def alone_seconds(self) -> float:

@@ -54,12 +54,7 @@ class Parameter(NamedTuple):
 
 
 def named_parameters(
-    config: ModelConfig,
-    vocab_size: int | None,
-    tp: int,
-    stages: Sequence[Stage] | None = None,
-    ep: int = 1,
-    y: int = 1,
+    config: ModelConfig, vocab_size: int | None, tp: int, stages: Sequence[Stage] | None = None, ep: int = 1, y: int = 1
 ) -> list[Parameter]:
     """Return the parameters of each of `tp` tensor-parallel ranks, in the model's order; vocabulary padded.
 

@@ -7,14 +7,7 @@ import torch
 import torch.distributed as dist
 from torch import Tensor
 
-from impl.collectives import (
-    Start,
-    all_gather_start,
-    all_reduce_start,
-    identity_start,
-    own_start,
-    reduce_scatter_start,
-)
+from impl.collectives import Start, all_gather_start, all_reduce_start, identity_start, own_start, reduce_scatter_start
 
 
 @dataclass(frozen=True)
