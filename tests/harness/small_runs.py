@@ -94,7 +94,7 @@ class Told(Display):
         self.ends.append((point.run.id, record.status))
         self.end_times[point.run.id] = time.monotonic()
 
-    def skipped(self, point: Point) -> None:
+    def counted(self, point: Point) -> None:
         self.skips.append(point.run.id)
 
     def waiting(self, pending: int, running: int, why: str = "") -> None:

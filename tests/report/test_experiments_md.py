@@ -29,7 +29,7 @@ def section(text: str, name: str) -> str:
 
 
 def test_without_records_there_are_no_tables(tmp_path: Path) -> None:
-    shown, text = shown_of(tmp_path / "missing"), index(read(tmp_path / "missing"))
+    shown, text = shown_of(tmp_path), index(read(tmp_path))
     assert "No records yet." in shown
     assert "###" not in shown
     assert f"[{NAME}]({page_of(NAME)})" in text

@@ -252,8 +252,10 @@ def test_a_folder_with_something_else_is_left_alone(results: Path, tmp_path: Pat
     assert "is no report" in refused("report", "--results", results, "--out", tmp_path / "thesis.tex")
     (tmp_path / "report.json").write_text("[]")
     assert "is no report" in refused("report", "--results", results, "--out", tmp_path)
-    assert "no records" in refused("report", "--results", tmp_path / "nowhere", "--out", tmp_path / "new")
-    assert sorted(path.name for path in tmp_path.iterdir()) == ["report.json", "thesis.tex"]
+    assert "no such folder" in refused("report", "--results", tmp_path / "nowhere", "--out", tmp_path / "new")
+    (tmp_path / "empty").mkdir()
+    assert "no records" in refused("report", "--results", tmp_path / "empty", "--out", tmp_path / "new")
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["empty", "report.json", "thesis.tex"]
 
 
 def test_a_report_that_is_not_finished_leaves_the_one_before(
