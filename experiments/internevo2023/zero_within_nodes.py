@@ -17,8 +17,8 @@ from harness.experiment.kit import (
     Record, Run, Tolerance, as_expected, cost, each, figure_of, grouped, named, of_run, points, printed, printed_value,
     published, relative, repeated, table_of, with_printed,
 )  # fmt: skip
-from impl.model.sizes import LLAMA_BLOCK
 from impl.grouping import by_key
+from impl.model.sizes import LLAMA_BLOCK
 
 NEAR = Tolerance(0.1, "set after errors of such steps (mean 5%, largest 22%) were seen", "2026-11-25")
 POINTS = Tolerance(0.1, "as for rates, of shares of a rate; set after errors of such steps were seen", "2026-11-25")

@@ -12,12 +12,12 @@ from typing import Any
 
 from experiments.ptdp2021 import SELENE, timed
 from harness.experiment.contests import PRECISION, plan_in_words
-from impl.grouping import by_key
 from harness.experiment.kit import (
     MARK, MICROBATCHES, MODEL, POINTS, RANKS, RUNS, UNTESTED, Check, Claim, Column, Estimate, Experiment, ModelConfig,
     Plan, Point, Precision, Printed, Record, Run, Tolerance, apart_from, as_expected, cost, each, measured_only, named,
     of_run, points, printed, published, repeated, table_of, with_printed,
 )  # fmt: skip
+from impl.grouping import by_key
 
 SAME = Tolerance(0.03, "three times the spread of the three published shares", "2026-11-25")
 WHOLE = 2**34
