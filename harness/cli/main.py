@@ -78,7 +78,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         print("; ".join(filter(None, ["interrupted", why])), file=sys.stderr)
         return INTERRUPTED
     except (BrokenPipeError, SystemExit) as left:
-        if not isinstance(left.__context__ or left, BrokenPipeError):  # as which rich's tables end, too
+        if not any(isinstance(one, BrokenPipeError) for one in (left, left.__context__)):  # rich's tables exit so
             raise
         return 0
     except OSError as error:  # a full or read-only disk, a name that is too long

@@ -13,7 +13,7 @@ import pytest
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 
-from harness.cli import verb_table
+from harness.cli import main, verb_table
 from harness.experiment.loading import load
 from tests.harness.calls import Started, call, put_record, refused, the_error
 
@@ -265,6 +265,17 @@ def test_a_reader_that_leaves_is_no_failure(verb: str):
     program = f"{sys.executable} -m harness {verb} | true; exit ${{PIPESTATUS[0]}}"
     done = subprocess.run(["bash", "-c", program], cwd=ROOT, capture_output=True, text=True, check=False)
     assert (done.returncode, done.stderr) == (0, "")
+
+
+def test_a_reader_may_leave_while_another_error_is_answered(monkeypatch: pytest.MonkeyPatch):
+    def answer(*_: object) -> None:
+        try:
+            raise KeyError
+        except KeyError:
+            raise BrokenPipeError from None
+
+    monkeypatch.setattr(main, "parse", answer)
+    assert main.main(["list"]) == 0
 
 
 @pytest.mark.parametrize("name", verb_table.VERBS)
