@@ -5,6 +5,7 @@ import importlib.util
 import traceback
 from collections.abc import Callable, Sequence
 from dataclasses import replace
+from functools import wraps
 from pathlib import Path
 from types import ModuleType
 from typing import TypeVar
@@ -139,11 +140,7 @@ def _plain(found: Evidence | None) -> Evidence | None:
 
 
 def _with_name(table: Table) -> Table:
-    """Return a table whose name can be that of its files.
-
-    Raises:
-        InputError: it cannot.
-    """
+    """Return a table whose name can be that of its files; else raise an InputError."""
     require_name(table.name)
     return table
 
@@ -168,6 +165,7 @@ def _guarded(
     Any exception becomes an InputError of one line.
     """
 
+    @wraps(function)
     def guarded(records: Sequence[Record]) -> _T:
         try:
             return checked(function(_own(experiment, records)))

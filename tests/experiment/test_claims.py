@@ -61,6 +61,8 @@ def test_placement_claims_flip() -> None:
     better_post = good | {("bert", "post", 12, 1e-3): 2.0}
     turned = verdicts("layernorm_placement", trained(better_post))
     assert turned == ["partly", "not run here", "not reproduced", "not reproduced", "not run here"]
+    better_post = gpts | {("gpt", "post", 12, 1e-3): 2.0}
+    assert verdicts("layernorm_placement", trained(better_post))[1] == "partly"
     rates = good | {("bert", norm, layers, 4e-3): nats for norm, layers, nats in
              (("pre", 2, 3.1), ("pre", 12, 2.6), ("post", 2, 3.3), ("post", 12, 3.9))}  # fmt: skip
     assert verdicts("layernorm_placement", trained(rates))[4] == "reproduced"
