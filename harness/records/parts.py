@@ -89,11 +89,6 @@ class HostUse:
     """Time that the host of a virtual machine gave to others."""
 
 
-def is_disturbed(uses: Sequence[HostUse | None]) -> bool:
-    """Return True if others took more than MOST_OTHERS of the processors' time, on some host."""
-    return others_share(uses) > MOST_OTHERS
-
-
 def on_same_cores(uses: Sequence[HostUse | None]) -> list[list[HostUse]]:
     """Return the ranks that may use the same cores of one host, together; none where a rank did not measure it."""
     hosts, host = dict[tuple[int, int, int], list[HostUse]](), -1

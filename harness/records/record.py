@@ -12,6 +12,7 @@ from pydantic import Field
 from pydantic.dataclasses import dataclass
 
 from harness.records.parts import (
+    MOST_OTHERS,
     READ,
     Collective,
     Environment,
@@ -22,8 +23,8 @@ from harness.records.parts import (
     Prediction,
     Rank,
     Resolved,
-    is_disturbed,
     on_same_cores,
+    others_share,
 )
 from harness.records.statistics import WARMUP_STEPS, quartiles, warmup_steps
 from harness.records.steps import Steps
@@ -109,7 +110,7 @@ class Record(Head):
     @cached_property
     def is_disturbed(self) -> bool:
         """True if others took more than a tenth of the processors' time during training, on some host."""
-        return is_disturbed([rank.host for rank in self.ranks])
+        return others_share([rank.host for rank in self.ranks]) > MOST_OTHERS
 
     @property
     def has_trusted_code(self) -> bool:
