@@ -33,6 +33,8 @@ class Measured:
     seconds: dict[str, float] = field(default_factory=dict)
     resumed: list[int] = field(default_factory=list)
     """Steps at which training was resumed from a checkpoint."""
+    code: list[Document] = field(default_factory=list)
+    """Code of the steps, on rank 0: its git state and first `step`; more than one where it was changed meanwhile."""
     peak_bytes: int = 0
     memory: dict[str, int] | None = None
     """Bytes of the inspected step's tensors, by what they are."""
@@ -51,14 +53,29 @@ class Measured:
         steps, evaluations = chain(*(part.steps for part in parts)), chain(*(part.evaluations for part in parts))
         found = dataclasses.replace(parts[-1], steps=list(steps), evaluations=list(evaluations))
         has_steps = [line.get("step") for line in found.steps] == list(range(len(found.steps)))
-        return found if has_steps and all(isinstance(line.get("step"), int) for line in found.evaluations) else None
+        others = (*found.evaluations, *found.code)
+        return found if has_steps and all(isinstance(line.get("step"), int) for line in others) else None
 
     def until(self, step: int) -> "Measured":
         """Return the measurements before a step; those that were written may be of a later one than its checkpoint."""
         steps = [line for line in self.steps if line["step"] < step]
         evaluations = [line for line in self.evaluations if line["step"] <= step]
         seconds = self.seconds | {"training": sum(line.get("seconds", 0.0) for line in steps)}
-        return dataclasses.replace(self, steps=steps, evaluations=evaluations, seconds=seconds)
+        code = [one for one in self.code if one["step"] < step]
+        return dataclasses.replace(self, steps=steps, evaluations=evaluations, seconds=seconds, code=code)
+
+    @property
+    def git(self) -> Document:
+        """Code of the last steps as records have it, with other code that trained those `before`; {} if not known."""
+        *before, code = self.code
+        return code | {"before": before} if before else {name: code[name] for name in code if name != "step"}
+
+    def note_code(self, git: Document, step: int) -> None:
+        """Note the code that trains from a step on, unless it is that of the steps before."""
+        self.code = self.code or [{"step": 0}]  # not known: journals of earlier versions do not say
+        exactly = lambda one: (one.get("commit"), one.get("diff_sha256"))
+        if exactly(self.code[-1]) != exactly(git):
+            self.code.append({**git, "step": step})
 
 
 class DamagedError(RuntimeError):

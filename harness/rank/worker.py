@@ -27,7 +27,8 @@ from harness.rank.profile import profiled
 from harness.rank.rendezvous import RendezvousError, join
 from harness.rank.results import HASHES, MEMORY, Result, StepLog, note_evaluations
 from harness.rank.roofline import gemm_rate, roofline
-from harness.records.environment import CODE, device_environment, git_state, numerics
+from harness.records.environment import CODE, commits, device_environment, git_state, numerics
+from harness.records.parts import Git
 from harness.records.store import RESUMED, Document, write_atomically
 from impl.collectives import observed
 from impl.cost.parameters import count_parameters
@@ -78,15 +79,16 @@ class Worker:
         self.attempt, self.rank, self.local_rank = attempt, rank, local_rank
         self.orders = TrainingOrders.read(attempt)
         self.run = self.orders.run
-        git = git_state(CODE) if rank == 0 else None  # what is imported may have changed since the orders were given
-        self.code = {"git": git} if git else {}
+        # what is imported may have changed since the orders were given
+        self.git = git_state(CODE) or self.orders.environment.get("git") or {} if rank == 0 else {}
         trust_code_of(self.run)  # the command that started this rank checked it
         torch.set_num_threads(self.run.threads)
         self.device, self.store = join(self.orders, rank, local_rank, world_size, rendezvous)
         self.mesh = build_mesh(self.run.plan, self.device.type)
         groups = {axis: self.mesh.get_group(axis) for axis in AXES}
         self.heart.name_groups({str(g.group_name): axis if g.size() > 1 else None for axis, g in groups.items()})
-        self.measured = Measured(seconds={"startup": 0.0, "training": 0.0, "evaluation": 0.0})
+        seconds = {"startup": 0.0, "training": 0.0, "evaluation": 0.0}
+        self.measured = Measured(seconds=seconds, code=[{**self.git, "step": 0}])
         self.hashes: StepHashes | None = None
         self.watch = Stopwatch(self.device, self.heart.begin, self.heart.end)
 
@@ -145,7 +147,7 @@ class Worker:
             rank={"rank": self.rank, **measured},
             certificate=[line[HASHES] for line in self.measured.steps if HASHES in line],
             engine={"name": self.run.engine, **trainer.settings(), **kernel},
-            device=device_environment(self.device) | self.code,
+            device=device_environment(self.device) | ({"git": git} if (git := self.measured.git) else {}),
             resolved={
                 "vocab_size": trainer.vocab_size,
                 "parameters": count_parameters(self.run.model, trainer.vocab_size),
@@ -181,6 +183,10 @@ class Worker:
         continuation = Continuation(self.orders.checkpoints, every, trainer, timeout, end, note)
         before, warnings = continuation.resume()
         self.measured = before or self.measured
+        if before:
+            before.note_code(self.git, before.resumed[-1])
+            mixed = f"not all steps are of one known code: commit {commits(Git(**before.git))}"
+            warnings += [mixed] * (len(before.code) > 1)
         if self.rank == 0 and (before or warnings):
             resumed = {"step": before.resumed[-1] if before else 0, "warnings": warnings}
             write_atomically(self.attempt / RESUMED, json.dumps(resumed))

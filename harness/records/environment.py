@@ -19,6 +19,8 @@ from harness.records.store import write_atomically
 if TYPE_CHECKING:
     import torch
 
+    from harness.records.parts import Git
+
 DRIVERS = "/proc/driver/nvidia/version", "/sys/module/amdgpu/version"
 """Files with the versions of NVIDIA's and AMD's kernel modules."""
 PACKAGES = ("torch", "deepspeed", "numpy", "pandas", "submitit", "tokenizers", "pydantic")
@@ -127,6 +129,12 @@ def git_state(folder: Path) -> dict[str, Any] | None:
         }
     except (OSError, subprocess.SubprocessError):
         return None
+
+
+def commits(git: "Git", form: str = "{}") -> str:
+    """Return the commits of the code that trained a run, in the order of the steps: `A and from step 20 B`."""
+    name = lambda one: (form.format(one.commit[:12]) if one.commit else "unknown") + " with changes" * one.dirty
+    return " and ".join(f"from step {one.step} " * (one.step > 0) + name(one) for one in (*git.before, git))
 
 
 def keep_changes(folder: Path, environment: dict[str, Any]) -> None:

@@ -261,6 +261,10 @@ class Git:
     commit: str | None = None
     dirty: bool = False
     diff_sha256: str | None = None
+    step: Count = 0
+    """First of the steps that it trained."""
+    before: "list[Git]" = field(default_factory=list)
+    """Other code that trained earlier steps, before an interruption; without a commit where that is not known."""
 
 
 @dataclass(config=READ, slots=True)

@@ -35,6 +35,8 @@ from harness.experiment.verdicts import (
 )
 from harness.launch import texts
 from harness.predict.memory import tokenizer_size
+from harness.records.environment import commits
+from harness.records.parts import Git
 from harness.records.printable import printable
 from harness.records.record import Record
 from harness.records.store import Store
@@ -336,16 +338,14 @@ def _main_tables(records: Sequence[Record]) -> Iterator[Table]:
 
 def _measured_on(records: Sequence[Record]) -> str:
     """Return the devices and commits of the measured runs."""
-    devices, commits = [], []
+    devices, codes = [], []
     for environment in (record.environment for record in records if record.status == "ok"):
         kind = ", ".join(filter(None, (environment.device, environment.backend)))
         devices.append(f"{environment.device_name or 'an unknown device'} ({kind})")
-        git = environment.git
-        changed = " with changes" if git and git.dirty else ""
-        commits.append(f"`{git.commit[:12]}`{changed}" if git and git.commit else "unknown")
+        codes.append(commits(environment.git or Git(), "`{}`"))
     if not devices:
         return "no run ended well"
-    return f"measured on {_listed(devices)} at commit {_listed(commits)}"
+    return f"measured on {_listed(devices)} at commit {_listed(codes)}"
 
 
 def _listed(items: Iterable[str]) -> str:

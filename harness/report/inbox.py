@@ -27,6 +27,7 @@ from harness.experiment import folders
 from harness.experiment.experiment import Experiment
 from harness.experiment.loading import experiment_ids, load
 from harness.experiment.tiers import TIERS, Tier
+from harness.records.environment import commits
 from harness.records.frames import is_missing, rows_of
 from harness.records.labels import SHAPE, labels
 from harness.records.measures import about
@@ -170,7 +171,7 @@ def environments(records: Sequence[Record]) -> list[dict[str, Any]]:
     keys = ("tier", "source", "on", "device", "backend", "cores", "code")
     of = lambda record, where: (
         record.tier, record.source, where.system or where.device_name or "an unnamed device", where.device,
-        where.backend, where.cores, where.git and where.git.commit and where.git.commit[:8],
+        where.backend, where.cores, where.git and commits(where.git, "{:.8}"),
     )  # fmt: skip
     found = Counter(of(record, record.environment) for record in records)
     return [{"records": count, **dict(zip(keys, key, strict=True))} for key, count in found.items()]

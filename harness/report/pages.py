@@ -18,6 +18,7 @@ from harness.experiment.references import Place
 from harness.experiment.tiers import TIERS, Tier
 from harness.experiment.verdicts import counts, headline_table, in_words, verdicts_of, verdicts_table
 from harness.figures import figures, style
+from harness.records.environment import commits
 from harness.records.parts import Environment
 from harness.records.printable import printable
 from harness.records.record import Record
@@ -271,8 +272,7 @@ def _command(environment: Environment) -> str:
 def _environment(environment: Environment) -> dict[str, Any]:
     """Return the fields that distinguish environments, as short texts."""
     named = lambda pairs: ", ".join(f"{name} {value}" for name, value in (pairs or {}).items())
-    git, is_cpu = environment.git, environment.processor == environment.device_name
-    changed = " with changes" if git and git.dirty else ""
+    is_cpu = environment.processor == environment.device_name
     return {
         column.key: getattr(environment, column.key, None) for column in ENVIRONMENT if column.key not in COUNTED
     } | {
@@ -280,7 +280,7 @@ def _environment(environment: Environment) -> dict[str, Any]:
         "packages": named(environment.packages),
         "variables": named(environment.variables),
         "lock_sha256": (environment.lock_sha256 or "")[:12],
-        "commit": f"{git.commit[:12]}{changed}" if git and git.commit else "",
+        "commit": commits(environment.git) if environment.git else "",
     }
 
 

@@ -13,7 +13,11 @@ import torch.distributed as dist
 
 from harness.experiment.experiment import Point
 from harness.launch.flags import Saving
+from harness.rank.instruments import Measured
+from harness.rank.journal import Journal
 from harness.records.attempts import Attempts
+from harness.records.environment import CODE, git_state
+from harness.records.parts import Git
 from harness.records.store import Store
 from impl.checkpoint import Checkpoints
 from impl.evaluation_config import EvaluationConfig
@@ -129,6 +133,7 @@ def test_a_point_whose_rank_is_killed_goes_on_from_its_last_checkpoint(
     of_ranks = [sum((line.seconds or [])[rank] for line in record.steps) for rank in range(2)]
     assert record.times.training_seconds == pytest.approx(max(of_ranks))  # of both tries
     assert (record.times.total_seconds or 0) >= max(of_ranks)
+    assert not (record.environment.git or Git()).before
     assert not Attempts(store).checkpoints(run.id).exists()
 
 
@@ -145,8 +150,14 @@ def test_what_the_last_try_cannot_measure_is_that_of_an_earlier_one(tokens: Path
 
     saving = Saving(checkpoint_every=4)
     assert sweep(store, [run], told=Told(on_look=kill), saving=saving, retries=0).ends == [(run.id, "failed")]
-    sweep(store, [run], saving=saving)
+    path = Attempts(store).checkpoints(run.id) / "rank-0.json"
+    measured, here = Journal(path).read() or Measured(), git_state(CODE) or {}
+    assert measured.code == [here | {"step": 0}]
+    Journal(path).add(replace(measured, code=[{"commit": "a" * 40, "dirty": True, "step": 0}]))
+    told = sweep(store, [run], saving=saving)
+    assert "one known code: commit aaaaaaaaaaaa with changes and from step 8 " in told.messages[0]
     record = kept(store, run)
+    assert record.environment.git == Git(**here, step=8, before=[Git(commit="a" * 40, dirty=True)])
     assert (record.status, record.times.resumed_at) == ("ok", [8])
     assert all(rank.memory and rank.timeline and rank.peak_memory_bytes for rank in record.ranks)
 

@@ -1,6 +1,7 @@
 """What a rank writes into its record."""
 
 import json
+from dataclasses import asdict, replace
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,16 +10,21 @@ import pytest
 import torch
 
 from harness.calibrate.rank import Calibrating
-from harness.rank import rendezvous, worker
+from harness.rank import rendezvous, resume, worker
 from harness.rank.failure import Failure
 from harness.rank.instruments import Measured
+from harness.rank.journal import Journal
 from harness.records import environment
 from harness.records.environment import device_environment
+from harness.records.parse import of_document
+from harness.records.parts import Git
+from harness.records.store import RESUMED, with_digest
 from impl.precision import LossScale
 from impl.recipe import Recipe
 from impl.train import Step
 from tests.fake_cuda import Driver
 from tests.harness.made_up_orders import made_up
+from tests.harness.made_up_records import document, record
 
 
 def test_the_recorded_peak_on_a_gpu_is_trainings_and_not_start_ups(
@@ -77,20 +83,77 @@ def test_a_run_ends_whose_gradients_overflow_at_any_loss_scale(tmp_path: Path) -
     assert training(tmp_path, 9)._train(trainer, None, None) == ended
 
 
+@pytest.fixture
+def alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A worker meets no other ranks."""
+    mesh = SimpleNamespace(get_group=lambda axis: SimpleNamespace(group_name=axis, size=lambda: 1))
+    monkeypatch.setattr(worker, "join", lambda *_: (torch.device("cpu"), None))
+    monkeypatch.setattr(worker, "build_mesh", lambda *_: mesh)
+    monkeypatch.setattr(worker, "Stopwatch", lambda *_: None)
+
+
+def written(one: worker.Worker) -> Any:
+    """The code in the result that a worker writes."""
+    trainer: Any = SimpleNamespace(settings=dict, vocab_size=8)
+    one._write(trainer, {}, "ok", None)
+    return json.loads((one.attempt / "rank-0.json").read_text())["device"].get("git")
+
+
+@pytest.mark.usefixtures("alone")
 def test_a_record_has_the_code_that_ranks_imported_and_not_that_of_the_orders(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
     """A job may wait for days; where the ranks' code has no commit, the one of the orders stays."""
     made_up().write(tmp_path)
-    mesh = SimpleNamespace(get_group=lambda axis: SimpleNamespace(group_name=axis, size=lambda: 1))
-    monkeypatch.setattr(worker, "join", lambda *_: (torch.device("cpu"), None))
-    monkeypatch.setattr(worker, "build_mesh", lambda *_: mesh)
-    monkeypatch.setattr(worker, "Stopwatch", lambda *_: None)
-    trainer: Any = SimpleNamespace(settings=dict, vocab_size=8)
     for here in ({"commit": "later", "dirty": False, "diff_sha256": None}, None):
         monkeypatch.setattr(worker, "git_state", lambda _, here=here: here)
-        worker.Worker(tmp_path, 0, 0, 1, "")._write(trainer, {}, "ok", None)
-        assert json.loads((tmp_path / "rank-0.json").read_text())["device"].get("git") == here
+        assert written(worker.Worker(tmp_path, 0, 0, 1, "")) == here
+
+
+HERE: dict[str, Any] = {"commit": "b" * 40, "dirty": False, "diff_sha256": None}
+OTHER = {"commit": "a" * 40, "dirty": True, "diff_sha256": "c" * 64, "step": 0}
+CHANGED = HERE | {"dirty": True, "diff_sha256": "c" * 64, "step": 0}
+CODES: dict[str, tuple[Any, dict[str, Any], str]] = {
+    "the same": ([HERE | {"step": 0}], {}, ""),
+    "other": ([OTHER], {"step": 2, "before": [OTHER]}, "aaaaaaaaaaaa with changes and from step 2 bbbbbbbbbbbb"),
+    "changed": ([CHANGED], {"step": 2, "before": [CHANGED]}, "bbbbbbbbbbbb with changes and from step 2 bbbbbbbbbbbb"),
+    "the same since step 1": (
+        [OTHER, HERE | {"step": 1}],
+        {"step": 1, "before": [OTHER]},
+        "aaaaaaaaaaaa with changes and from step 1 bbbbbbbbbbbb",
+    ),
+    "the same, other after the checkpoint": ([HERE | {"step": 0}, OTHER | {"step": 2}], {}, ""),
+    "not known": ([{"step": 0}], {"step": 2, "before": [{"step": 0}]}, "unknown and from step 2 bbbbbbbbbbbb"),
+    "of an earlier version's journal": (
+        None, {"step": 2, "before": [{"step": 0}]}, "unknown and from step 2 bbbbbbbbbbbb",
+    ),
+}  # fmt: skip
+"""Code of the steps before in a journal; with it, what a record adds to the code that goes on at step 2; a warning."""
+
+
+@pytest.mark.parametrize("code", CODES)
+@pytest.mark.usefixtures("alone")
+def test_a_record_has_the_code_of_the_steps_before_an_interruption(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, code: str
+) -> None:
+    earlier, added, warning = CODES[code]
+    entry = asdict(Measured(steps=[{"step": 0}, {"step": 1}], seconds={"training": 1.0}, code=earlier))
+    if earlier is None:
+        del entry["code"]
+    (tmp_path / "journal").write_text(with_digest(json.dumps(entry)))
+    read = Journal(tmp_path / "journal").read()
+    assert read is not None
+    before = replace(read.until(2), resumed=[2])
+    monkeypatch.setattr(resume, "Continuation", lambda *_: SimpleNamespace(resume=lambda: (before, [])))
+    monkeypatch.setattr(worker, "git_state", lambda _: HERE)
+    made_up(checkpoint_every=2).write(tmp_path)
+    one = worker.Worker(tmp_path, 0, 0, 1, "")
+    one._resume(object.__new__(worker.Trainer))
+    assert written(one) == HERE | added
+    warnings = [f"not all steps are of one known code: commit {warning}"] if warning else []
+    assert json.loads((tmp_path / RESUMED).read_text()) == {"step": 2, "warnings": warnings}
+    parsed = of_document(document(record()) | {"environment": {"git": HERE | added}})
+    assert parsed.environment.git == Git(**HERE | added)
 
 
 @pytest.mark.parametrize(

@@ -12,8 +12,8 @@ from tests.harness.made_up_records import document, record, without_numbers
 NAME = "ours/data_parallel_scaling"
 
 
-def keep(out: Path, of: Record, tier: str = "smoke", name: str = NAME, commit: str = "a" * 40) -> Path:
-    full, git = document(of), {"commit": commit, "dirty": False}
+def keep(out: Path, of: Record, tier: str = "smoke", name: str = NAME, commit: str = "a" * 40, **more: Any) -> Path:
+    full, git = document(of), {"commit": commit, "dirty": False, **more}
     place = {"experiment": name, "tier": tier, "environment": full.get("environment", {}) | {"git": git}}
     return Store(out, name, tier).write(full | place)
 
@@ -49,10 +49,11 @@ def test_tables_device_commit_and_denominators(tmp_path: Path) -> None:
     one = record(train__microbatch=1)
     two = record(train__microbatch=1, plan__dp=2, seconds=0.0625)
     keep(tmp_path, one)
-    keep(tmp_path, two, commit="b" * 40)
+    keep(tmp_path, two, commit="b" * 40, step=3, before=[{"commit": "c" * 40, "dirty": True}])
     keep(tmp_path, without_numbers(record(train__microbatch=1, plan__dp=4), "oom", "rank 3: MemoryError"))
     shown = shown_of(tmp_path)
-    assert "Tier `smoke`, measured on AMD EPYC (cpu, gloo) at commit `aaaaaaaaaaaa`, `bbbbbbbbbbbb`." in shown
+    two_codes = "`cccccccccccc` with changes and from step 3 `bbbbbbbbbbbb`"
+    assert f"Tier `smoke`, measured on AMD EPYC (cpu, gloo) at commit `aaaaaaaaaaaa`, {two_codes}." in shown
     assert "3 points: 2 ok, 1 oom." in shown
     assert "### Scaling efficiency" in shown
     assert "1.60" in shown  # two ranks over one
