@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from itertools import pairwise
 from typing import Any
 
-from harness.analysis.columns import RANKS
+from harness.analysis.columns import MODEL
 from harness.analysis.points import Point
 from harness.analysis.render import Column, number
 from harness.experiment.checks import falls_along
@@ -26,7 +26,7 @@ class BySize(Comparison):
     relative_to: str = "the smallest model"
     group: tuple[Column, ...] = ()
     line: tuple[Column, ...] = ()
-    at: tuple[Column, ...] = (RANKS,)
+    at: tuple[Column, ...] = (MODEL,)
 
     def by_size(self, records: Sequence[Record]) -> list[Point]:
         """Return the points whose relative speed is known, by number of parameters; none if all have the same."""

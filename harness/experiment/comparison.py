@@ -168,7 +168,8 @@ class Comparison:
         """Return the table of our points, then of the figure's; a point of the figure that was run here is one row."""
         ours = self.points(records)
         axis = self.at or self.shown[-1:]
-        order = lambda one: tuple(str(each).zfill(9) for each in values(one, (*self.line, *axis)))
+        in_size = lambda one, field: one.parameters if field is MODEL else str(value(one, field)).zfill(9)
+        order = lambda one: tuple(in_size(one, field) for field in (*self.line, *axis))
         there = {one.run for one in ours}
         bases = {values(one, self.group): one for one in ours if one.is_baseline and one.printed}
         absent = [

@@ -102,9 +102,10 @@ def _rate_lines(ax: "Axes", rows: pd.DataFrame, key: str, style: str, names: Seq
     ax.set_xticks(few(range(len(ticks)))[0], few(ticks)[0], rotation=30 if len(" ".join(ticks)) > 40 else 0)
 
 
-def _by_numbers(text: str) -> list[tuple[int, str]]:
-    """Return a sort key with `ranks 64` before `ranks 128`."""
-    return [(int(part or 0), word) for word, part in re.findall(r"(\D*)(\d*)", text)]
+def _by_numbers(text: str) -> list[tuple[float, str]]:
+    """Return a sort key with `ranks 64` before `ranks 128`, and `GPT 7.5B` before `GPT 1T`."""
+    found = re.findall(r"(\D*)(\d*\.?\d*)([KMBT]?)\b", text)
+    return [(float(digits or 0) * 1e3 ** " KMBT".find(unit), word) for word, digits, unit in found]
 
 
 def against_ranks(axes: Iterable["Axes"], ranks: Iterable[int]) -> None:

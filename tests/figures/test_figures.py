@@ -207,6 +207,8 @@ def test_rates_are_drawn_beside_the_published_in_a_panel_of_their_own() -> None:
     assert bars[1] == [], "what is printed has no interval"
     assert set(drawn([ours[0], *papers])) == {published}
     assert drawn([ours[0], papers[0]]) == {}
+    models = [("", f"GPT {size}", nan, rate * 1e12, False) for size, rate in (("1T", 3), ("7.5B", 1), ("22B", 2))]
+    assert drawn(models) == {published: [([0, 1, 2], [1, 2, 3])]}, "from the smallest to the largest"
     assert figures.lines(Table("other", "", (), pd.DataFrame())) is None
 
 
