@@ -19,8 +19,8 @@ def nearest(name: str, names: Iterable[str]) -> str:
 
 
 def first_problem(error: "ValidationError") -> tuple[str, Any, str]:
-    """Return field, value and reason of the first problem that pydantic reports."""
-    first = error.errors(include_url=False)[0]
+    """Return field, value and reason of the first problem that pydantic reports; that a field is missing comes last."""
+    first = min(error.errors(include_url=False), key=lambda one: one["type"] == "missing")
     return ".".join(map(str, first["loc"])), first["input"], first["msg"].removeprefix("Value error, ")
 
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from harness.figures import timeline
 from harness.records.store import read_record
 from harness.terminal import Flag, print_json
-from impl.errors import InputError
+from impl.errors import InputError, in_one_line
 from impl.pipeline.bound import Problem, lower_bound
 from impl.pipeline.schedule import Schedule
 from impl.pipeline.schedules import build
@@ -99,8 +99,9 @@ def _recorded_timelines(path: Path) -> dict[str, Timeline]:
         record = read_record(path)
         if record.timeline:
             return {"predicted": record.simulated_timeline(), "measured": record.timeline}
+        why = "is no record of a run with a pipeline that ended well"
     except InputError as error:
         raise InputError(f"{path}: {error}") from error
-    except (AttributeError, KeyError, TypeError, ValueError):  # a JSON document of another kind, or a torn one
-        pass
-    raise InputError(f"{path} is no record of a run with a pipeline that ended well")
+    except (AttributeError, KeyError, TypeError, ValueError) as error:  # no file, or of another kind
+        why = in_one_line(error)
+    raise InputError(f"{path}: {why}; valid: a file of a folder `records`, of a run with --plan.pp 2 or more")

@@ -85,7 +85,7 @@ def accuracy(
     if laws:
         tables = [laws_table(list(worths())), constants_table()]
         return _print(tables, out and out / "laws.md", "# The laws of the simulator\n\n", json=json)
-    others = {path.stem: read_predictions(path) for path in predictions}
+    others = {path.stem: read_predictions(path, CASES) for path in predictions}
     (out or Path()).mkdir(parents=True, exist_ok=True)
     results = [result_of(case) for case in shown_progress(CASES, "fitting, predicting")]
     errors = errors_table([*results, *map(result_of, HARDER)], others)

@@ -56,11 +56,11 @@ def guesses(result: Result, others: Mapping[str, Seconds]) -> dict[str, np.ndarr
     return found | {name: whole(seconds, parts) for name, seconds in others.items()}
 
 
-def read_predictions(path: Path) -> Seconds:
+def read_predictions(path: Path, cases: Sequence[Case] = ()) -> Seconds:
     """Return the seconds of a CSV file with columns file, name and predicted_s; an empty cell is no prediction.
 
     Raises:
-        InputError: the file is no such table.
+        InputError: the file is no such table, or names a row that none of the cases has, if there are cases.
     """
     valid = f"valid: a CSV file with columns {', '.join((*KEYS, GUESS))}"
     try:
@@ -71,6 +71,10 @@ def read_predictions(path: Path) -> Seconds:
         raise InputError(f"{path}: {reason}; {valid}") from None
     if wrong := next((key for key, seconds in found.items() if seconds <= 0 or math.isinf(seconds)), None):
         raise InputError(f"{path}: {GUESS} of {'/'.join(wrong)} is {found[wrong]}; valid: positive seconds, or empty")
+    known = {(row.file, row.name) for case in cases for part in parts_of(case) for row in itertools.chain(*part)}
+    if cases and (other := next((key for key in found if key not in known), None)):
+        of = "valid: file and name of a line that `accuracy --rows FILE.csv` writes"
+        raise InputError(f"{path}: no row is {'/'.join(other)}; {of}")
     return lambda row: found.get((row.file, row.name), math.nan)
 
 
@@ -112,6 +116,8 @@ def choices(rows: Sequence[Measured], predicted: Iterable[float]) -> tuple[int, 
         found.append(np.mean(chosen == best))
         losses.append(np.mean(chosen) / best - 1)
         orders.append(kendalltau(plans["guess"], plans["measured"])[0])
+    if not found:
+        return 0, math.nan, math.nan, math.nan
     tau = np.nanmean(orders) if np.isfinite(orders).any() else math.nan  # equal predictions have no order
     return len(found), float(np.mean(found)), float(np.mean(losses)), float(tau)
 

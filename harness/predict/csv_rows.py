@@ -187,10 +187,12 @@ def read_rows(path: Path, system: System | None) -> list[Row]:
         raise InputError(f"--rows {path} line {reader.line_num + 1}: {error}; valid: a CSV file of values") from None
     if not lines:
         raise InputError(f"--rows {path}: has no rows; {valid}")
+    names = list(filter(None, reader.fieldnames or ()))
     if missing := [name for name in COUNTS if name not in lines[0]]:
         optional = ", ".join([*OPTIONAL, SYSTEM])
-        raise InputError(f"--rows {path}: has no column {', '.join(missing)}; optional are {optional}")
-    names = list(filter(None, reader.fieldnames or ()))
+        raise InputError(
+            f"--rows {path}: has no column {', '.join(missing)}; it has {', '.join(names)}; optional are {optional}"
+        )
     if twice := [name for name in dict.fromkeys(names) if names.count(name) > 1]:
         raise InputError(f"--rows {path}: has column {', '.join(twice)} more than once; valid: each column once")
     rows, load = [], cache(load_system)

@@ -82,7 +82,8 @@ def _checks(run: Run, part: EnginePart, has: _Has) -> Iterator[tuple[bool, str]]
     yield model.dropout > 0, f"model.dropout {model.dropout}"
     yield model.scores_dropout > model.dropout, f"model.attention_dropout {model.attention_dropout}"
     yield run.train.parametrization != "standard", f"train.parametrization {run.train.parametrization!r}"
-    yield run.precision not in has.precisions, f"precision {run.precision!r}"
+    precisions = f"precision {run.precision!r} (it has {', '.join(has.precisions)})"
+    yield run.precision not in has.precisions, precisions
     # torch's parts pass over ZeRO where it splits nothing; DeepSpeed's pipeline does not
     divides = plan.dp_cp > 1 or run.engine == "deepspeed"
     stages = f"plan.zero_stage {plan.zero_stage} (it has {', '.join(map(str, has.zero_stages))})"

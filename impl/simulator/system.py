@@ -21,7 +21,7 @@ from pydantic.dataclasses import dataclass
 
 from impl.cost.gemms import Pass
 from impl.cost.traffic import Op
-from impl.errors import InputError, first_problem
+from impl.errors import InputError, first_problem, nearest
 from impl.fields import CHECKED, AtLeastTwo
 from impl.run import Precision, Run, with_fields
 from impl.simulator.constants import CONSTANTS, LIMITS, Constant
@@ -276,6 +276,11 @@ class System:
             return TypeAdapter(cls).validate_python(dict(document))
         except ValidationError as error:
             field, value, reason = first_problem(error)
+            if reason == "Unexpected keyword argument":
+                kinds = TypeAdapter(cls).json_schema()
+                known = {name for kind in (kinds, *kinds["$defs"].values()) for name in kind.get("properties", ())}
+                reason = f"does not exist; {nearest(field.rpartition('.')[2], known)}".rstrip("; ")
+                raise InputError(f"system field {field} {reason}") from None
             shown = "" if reason == "Field required" else f" {str(value)[:60]!r}"
             raise InputError(f"system field {field}{shown}: {reason}") from None
 

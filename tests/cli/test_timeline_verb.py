@@ -172,6 +172,9 @@ def test_what_is_no_record_of_a_pipeline_is_told(spoil: Callable[[dict[str, Any]
     path = write(spoil(record()))
     for more in ((), ("--json",), ("--out", "steps")):
         assert str(path) in refused("timeline", "--record", path, *more)
+        assert "nowhere.json: No such file or directory; valid: a file of a" in refused(
+            "timeline", "--record", "nowhere.json", *more
+        )
     assert [path.name for path in Path().iterdir()] == ["record.json"]
 
 

@@ -348,12 +348,18 @@ def test_ratios_of_steps_that_nothing_was_fitted_to_are_inside_their_interval_ni
         ("name,predicted_s\na,1\n", "valid: a CSV file with columns file, name, predicted_s"),
         ("file,name,predicted_s\nt,a,fast\n", "could not convert string to float"),
         ("file,name,predicted_s\nt,a,-1\n", "predicted_s of t/a is -1.0; valid: positive seconds, or empty"),
+        ("file,name,predicted_s\nt,a,1\n", "no row is t/a; valid: file and name of a line that `accuracy --rows"),
     ],
 )
 def test_predictions_that_are_none_are_refused(text: str, problem: str, tmp_path: Path):
     (tmp_path / "other.csv").write_text(text)
     with pytest.raises(InputError, match=re.escape(problem)):
-        read_predictions(tmp_path / "other.csv")
+        read_predictions(tmp_path / "other.csv", CASES)
+
+
+@pytest.mark.filterwarnings("error")
+def test_a_predictor_that_says_nothing_chooses_no_plan():
+    assert choices(made_up_result().whole.rows, [np.nan] * 2)[0] == 0
 
 
 def test_the_rows_of_the_benchmark_say_what_to_fit_and_what_to_predict(tmp_path: Path, capsys: pytest.CaptureFixture):

@@ -174,6 +174,8 @@ def test_a_row_may_name_its_system(tmp_path: Path):
     [
         ("", "has no rows"),
         ("gpus,tp\n8,1\n", "has no column global_batch"),
+        (HEAD.replace("layers", "layer") + ROWS, "has no column layers; it has split, gpus"),
+        (HEAD.replace(",", ";") + ROWS, "it has split;gpus;"),
         (HEAD + "check,x,8,1,1024,16,16,1024,2,2,2,1\n", "line 2: gpus 'x'; valid: a positive integer"),
         (HEAD + "check,8,8,1,1024,16,16,1024,2,2,2,-1\n", "line 2: iteration_time_s '-1'; valid: positive seconds"),
         (HEAD + "calibrate,8,8,1,1024,16,16,1024,2,2,2,\n", "rows of split calibrate need the seconds measured"),

@@ -46,7 +46,12 @@ def test_a_system_is_written_and_read_back():
         ("constants", {"link_efficiency": {"value": 0.0}}, "link_efficiency 0; valid: 1e-09 to 1e+18"),
         ("constants", {"host_exponent": {"value": 0.5}}, "host_exponent 0.5; valid: 1 to 1e+18"),
         ("constants", {"overlap": {"value": 1.5}}, "overlap 1.5; valid: 0 to 1"),
-        ("colour", "red", "colour 'red': Unexpected keyword"),
+        ("colour", "red", "system field colour does not exist"),
+        (
+            "node",
+            {"nic_bandwith": number(8.0)},
+            "system field node.nic_bandwith does not exist; did you mean nic_bandwidth?",
+        ),
         ("node", {"size": number(8)}, "system field node.nics: Field required"),
         ("device.peak_flops", {"fp4": number(1.0)}, "device.peak_flops.fp4"),
     ],
