@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from harness.experiment import folders
-from harness.experiment.experiment import points
-from harness.experiment.loading import load as experiment_of
+from harness.experiment.experiment import Experiment, points
+from harness.experiment.loading import load as by_name
 from harness.experiment.tiers import TIERS, Tier
 from harness.records import measures
 from harness.records.printable import several
@@ -62,8 +62,9 @@ def run(
     from harness.launch.attempt import Options, why_refused
     from harness.launch.flags import Saving
 
+    _require_tier(tier)
     if isinstance(what, str):
-        found = experiment_of(what)
+        found = _experiment(what)
         name, runs = found.id, list(found.runs[tier])
     else:
         name, tier, runs = OF_RUNS, "smoke", [what] if isinstance(what, Run) else list(what)
@@ -91,14 +92,13 @@ def load(where: str | Path, *, tier: Tier | None = None) -> Records:
         InputError: there are none.
     """
     folder = Path(where)
-    if tier not in (None, *TIERS):
-        raise InputError(f"tier {tier!r}; valid: {', '.join(TIERS)}")
+    _require_tier(tier or TIERS[0])
     if not folder.is_dir() and (str(where) == str(folders.OWN) or len(folder.parts) > 2):
         raise InputError(f"{where}: is no folder; valid: one with records, or the id of an experiment")
     if folder.is_dir():
         stores = [*_stores(folder.resolve(), tier)]
     else:
-        name = experiment_of(str(where)).id
+        name = _experiment(str(where)).id
         stores = folders.stores(None, name, tier or folders.reading_tier(None, name) or TIERS[0])
     found = Records(record for store in stores for record in store.records())
     if not found:
@@ -111,6 +111,19 @@ def load(where: str | Path, *, tier: Tier | None = None) -> Records:
 def frame(records: Iterable[Record]) -> "pd.DataFrame":
     """Return a row for each record, as `Records.frame`; of several folders, for instance."""
     return Records(records).frame()
+
+
+def _require_tier(tier: str) -> None:
+    if tier not in TIERS:
+        raise InputError(f"tier {tier!r}; valid: {', '.join(TIERS)}")
+
+
+def _experiment(name: str) -> Experiment:
+    """Return the experiment with this name, which a folder `experiments` of the working directory may hold, too."""
+    from harness.cli.main import add_experiments
+
+    add_experiments(Path("experiments").resolve())
+    return by_name(name)
 
 
 def _stores(folder: Path, tier: Tier | None) -> Iterator[Store]:

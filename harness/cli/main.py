@@ -99,10 +99,10 @@ def _find_modules_here() -> None:
     here = os.getcwd()
     if not {"", here} & set(sys.path):
         sys.path.append(here)
-    _add_experiments(Path(here, "experiments"))
+    add_experiments(Path(here, "experiments"))
 
 
-def _add_experiments(own: Path) -> None:
+def add_experiments(own: Path) -> None:
     """Let files of this folder be experiments, besides those of the package.
 
     Raises:

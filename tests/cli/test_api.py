@@ -54,6 +54,9 @@ def test_what_has_no_records_is_refused(records: Path) -> None:
         api.load(records / "empty")
     with pytest.raises(InputError, match="quick"):
         api.load("no_such_experiment")
+    for verb in (api.load, api.run):
+        with pytest.raises(InputError, match="tier 'tiny'; valid: smoke, small, paper"):
+            verb("quickstart", tier="tiny")  # pyright: ignore[reportArgumentType]
 
 
 def test_runs_are_trained_and_not_again(tmp_path: Path) -> None:

@@ -9,9 +9,11 @@ from zipfile import ZipFile
 
 import pytest
 
+from harness.cli import api
 from harness.experiment.loading import experiment_ids, load
 from harness.records.store import Store
 from impl.data.tokens import TokenFolder
+from impl.errors import InputError
 from impl.own_code import hashes
 from tests.harness.calls import call, refused
 from tests.harness.made_up_records import changed, document, record_of
@@ -43,8 +45,15 @@ def test_they_are_found_beside_the_packaged_ones(own: Path, name: str) -> None:
     answer = call("run", "wider_in_a_test", "--dry-run")
     assert (answer.status, "2 of 2 points would be run" in answer.output) == (0, True), answer
     assert sorted(experiment_ids()) == sorted([*before, name])
-    found = load(name)
-    assert (found.question, found.source, found.cost["small"]) == ("Does a wider model learn faster?", "our own", "")
+
+
+@pytest.mark.usefixtures("own")
+def test_python_finds_them_by_name_as_verbs_do() -> None:
+    Path("experiments/found_in_python.py").write_text(FILE)
+    with pytest.raises(InputError, match="found_in_python: has no records"):
+        api.load("found_in_python")
+    with pytest.raises(InputError, match="--only 'none' matches no point; points: layers=2"):
+        api.run("found_in_python", only="none")
 
 
 def test_a_package_of_a_packaged_name_has_the_files_of_both(own: Path, monkeypatch: pytest.MonkeyPatch) -> None:
