@@ -27,9 +27,11 @@ from harness.records.store import Store
 from impl.data.config import EMBEDDED
 from impl.data.tokenizer import END_OF_TEXT
 from impl.model.norm_placement import PLACEMENTS
+from impl.own_code import code_of
 from impl.pipeline.schedule import Schedule
 from impl.pipeline.schedules import check
 from impl.pipeline.simulate import simulate, uniform
+from impl.run import Run
 from tests import ten_minutes
 from tests.documents import EXPERIMENTS, README, ROOT, alike, experiment_pages, readme
 from tests.harness.calls import report_little
@@ -68,6 +70,8 @@ def said(text: str) -> Iterator[list[str]]:
         yield ["quickstart" if word in ("EXPERIMENT", "ID") else word for word in shlex.split(line, comments=True)]
 
 
+READERS_OWN = ("deep.py", "my_schedules")
+"""Files that the documents have the reader write."""
 FEWER = {"ghost": ["--model.num-layers", "8"]}
 """Layers of a model, for a verb that executes all that it has; 72, as shown, take nine times as long."""
 COMMANDS = [list(words) for words in dict.fromkeys(tuple(words) for text in TEXTS.values() for words in said(text))]
@@ -182,6 +186,17 @@ def test_commands_have_these_options(command: list[str], capsys: pytest.CaptureF
     assert main.main(command) == 0, capsys.readouterr().err
 
 
+@pytest.mark.parametrize("command", commands("train"), ids=" ".join)
+def test_runs_that_are_trained_are_possible(command: list[str], monkeypatch: pytest.MonkeyPatch) -> None:
+    train, asked = verb_table.function_of("train"), list[Run]()
+    keep = functools.wraps(train)(lambda config, **_: asked.append(config) or 0)
+    monkeypatch.setattr(verb_table, "function_of", lambda _: keep)
+    monkeypatch.setattr(signal, "signal", lambda *_: None)
+    assert main.main(command) == 0
+    [run] = asked
+    assert run.problems() == [] or any(name.partition(":")[0] in READERS_OWN for name in code_of(run))
+
+
 @pytest.mark.usefixtures("idle_verbs")
 def test_idle_verbs_have_no_other_options() -> None:
     assert {main.main([*command, "--not-an-option", "1"]) for command in {c[0]: c for c in COMMANDS}.values()} == {2}
@@ -221,6 +236,7 @@ def test_what_would_be_run(command: list[str], here: Callable[..., str], tmp_pat
     [site] = [block for name in DOCUMENTS for block in fences(TEXTS[name], "toml")]
     (tmp_path / "site.toml").write_text(site)
     before = sorted(tmp_path.rglob("*"))
+    command = [word for word in command if word != "--ghost"]  # of 64 GPUs they take a minute; tests/predict has others
     told = here([*command, *([] if "--dry-run" in command else ["--dry-run"])])
     assert "nothing was written" in told
     assert ("#SBATCH" in told) == ("slurm" in command)
@@ -278,6 +294,14 @@ def write_text(folder: Path) -> None:
 def test_token_folders_that_runs_ask_for_are_prepared_somewhere() -> None:
     asked = {run.data.dataset for name in experiment_ids() for tier in TIERS[:2] for run in load(name).runs[tier]}
     assert asked - {*EMBEDDED} <= {option(command, "--out") for command in commands("prepare")}
+
+
+def test_experiments_that_train_on_real_text_are_listed() -> None:
+    folders = {name: {run.data.dataset for run in load(name).runs["small"]} - {*EMBEDDED} for name in experiment_ids()}
+    begins = TEXTS["docs/texts.md"].partition("| path |")[0].partition("`small` tier:")[2]
+    assert sorted(re.findall(r"`(\w+)`", begins)) == sorted(
+        name.rpartition("/")[2] for name in folders if folders[name]
+    )
 
 
 def test_every_text_that_experiments_name_is_in_the_table_of_texts() -> None:
