@@ -14,7 +14,7 @@ from experiments.ptdp2021 import timed
 from harness.experiment.kit import (
     BATCH, DP, EFFICIENCY, FLOP_RATE, MARK, MICROBATCH, MODEL, POINTS, PP, PUBLISHED, RANKS, RUNS, TP, Claim, Column,
     Estimate, Evidence, Experiment, ModelConfig, Plan, Point, Record, Run, Table, about, cost, each, falls_along,
-    flop_rate, grouped, less, point, points, repeated, tabulate, tally, within,
+    flop_rate, grouped, known, less, point, points, repeated, tabulate, tally, within,
 )  # fmt: skip
 from harness.predict.published_scaling import FITTED, STUDIES, Kind, Study, published_efficiency, run_of
 
@@ -67,9 +67,9 @@ LINE = Column(key="line", header="line", of=lambda one: f"{kind_of(one)}, {one.m
 
 def scaled(records: Sequence[Record]) -> list[Point]:
     """Return the timed points, each with its rate per device over that of the fewest replicas on the same device."""
-    known = [one for one in points(records, flop_rate) if one.run in kinds()]
+    meant = [one for one in points(records, flop_rate) if one.run in kinds()]
     out: list[Point] = []
-    for group in grouped(known, KIND, MODEL):
+    for group in grouped(meant, KIND, MODEL):
         first = min(group, key=lambda one: one.run.plan.world_size)
         out += [replace(one, relative=one.over(first, flop_rate)) for one in group]
     order = SHOWN_KINDS
@@ -90,7 +90,7 @@ def table(records: Sequence[Record]) -> Table:
 
 def lines(records: Sequence[Record], kind: Kind) -> list[list[Point]]:
     """Return points of a kind whose efficiency is known, by model, each from its fewest replicas on."""
-    found = [one for one in scaled(records) if kind_of(one) == kind and not math.isnan(one.relative.mean)]
+    found = [one for one in known(scaled(records)) if kind_of(one) == kind]
     return [line for line in grouped(found, MODEL) if len(line) > 1]
 
 

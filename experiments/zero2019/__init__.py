@@ -1,6 +1,5 @@
 """What the experiments of ZeRO (Rajbhandari et al. 2019, arXiv 1910.02054) share: its runs on V100s, and small ones."""
 
-import math
 from collections.abc import Callable, Sequence
 from dataclasses import replace
 from functools import cache
@@ -8,7 +7,7 @@ from typing import Any
 
 from harness.experiment.kit import (
     GB, GIB, TERA, UNTESTED, ModelConfig, Plan, Point, Printed, Recipe, Run, Tolerance, ZeroStage, as_predicted,
-    gigabytes, noted, of_run, published, repeated, untested,
+    gigabytes, known, noted, of_run, published, repeated, untested,
 )  # fmt: skip
 from harness.experiment.kit import printed as in_print
 from impl.cost.memory import memory_of_ranks
@@ -100,7 +99,7 @@ def bars(run_of: Callable[[Printed], Run], *figures: str) -> dict[Run, Point]:
 
 def compared(found: Sequence[Point]) -> list[Point]:
     """Return the points whose relative rate is known, without the baselines."""
-    return [one for one in found if not one.is_baseline and not math.isnan(one.relative.mean)]
+    return [one for one in known(found) if not one.is_baseline]
 
 
 OPTIONS = ("zero_stage", "partition_activations", "offload_activations")

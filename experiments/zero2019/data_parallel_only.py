@@ -13,7 +13,7 @@ from dataclasses import replace
 from experiments.zero2019 import OF_ZERO_100B, PRINTED_RATE, V100, bars, compared, on_v100s, timed
 from harness.experiment.kit import (
     BATCH, FLOP_RATE, MARK, MICROBATCH, MODEL, PERCENT, POINTS, RANKS, RUNS, ZERO_STAGE, Claim, Evidence, Experiment,
-    ModelConfig, Plan, Point, Printed, Record, Run, cost, figure_of, flop_rate, larger, measured_only, points,
+    ModelConfig, Plan, Point, Printed, Record, Run, cost, figure_of, flop_rate, known, larger, measured_only, points,
     relative_to, repeated, share, table_of, tally, with_printed, within_points,
 )  # fmt: skip
 from harness.records.measures import model_names, shape
@@ -79,7 +79,7 @@ def as_published(records: Sequence[Record]) -> Evidence | None:
 
 def falls_at_the_end(records: Sequence[Record]) -> Evidence | None:
     """Judge whether the largest model, with the fewest sequences a rank, is slower per device than the fastest."""
-    found = [one for one in relative(records) if is_divided(one) and not math.isnan(one.relative.mean)]
+    found = [one for one in known(relative(records)) if is_divided(one)]
     if len(found) < 3:
         return None
     best, last = max(found[:-1], key=lambda one: one.relative.mean), found[-1]
@@ -89,8 +89,8 @@ def falls_at_the_end(records: Sequence[Record]) -> Evidence | None:
 
 def divided_is_no_slower(records: Sequence[Record]) -> Evidence | None:
     """Judge whether the fastest model with divided states is faster than every model with undivided ones."""
-    known = [one for one in relative(records) if not math.isnan(one.relative.mean)]
-    divided, plain = ([one for one in known if is_divided(one) is wanted] for wanted in (True, False))
+    found = known(relative(records))
+    divided, plain = ([one for one in found if is_divided(one) is wanted] for wanted in (True, False))
     if not divided or not plain:
         return None
     best = max(divided, key=lambda one: one.relative.mean)

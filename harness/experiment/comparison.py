@@ -14,7 +14,7 @@ from harness.analysis.points import Measure, Point, points
 from harness.analysis.render import Column, Table
 from harness.analysis.tables import BUBBLE, FLOP_RATE, MARK, RUNS, TERA
 from harness.analysis.tabulate import tabulate
-from harness.experiment.checks import all_hold, larger, largest, within_points, within_share
+from harness.experiment.checks import all_hold, known, larger, largest, within_points, within_share
 from harness.experiment.claims import Check, Claim, Evidence, Part, Tolerance, tally
 from harness.experiment.published import published
 from harness.records.measures import about, size_name
@@ -151,7 +151,7 @@ class Comparison:
 
     def known(self, records: Sequence[Record]) -> list[Point]:
         """Return the compared points whose relative speed is known."""
-        return [one for one in self.points(records) if not math.isnan(one.relative.mean)]
+        return known(self.points(records))
 
     def groups(self, records: Sequence[Record], *, printed: bool = False) -> list[list[Point]]:
         """Return the known points in groups of two or more, each on one device; only the paper's if `printed`."""
