@@ -17,9 +17,8 @@ from harness.experiment.kit import (
     Experiment, ModelConfig, Plan, Point, Record, Run, Table, Tolerance, about, cost, flop_rate, larger, largest, near,
     points, repeated, tabulate, tally, value,
 )  # fmt: skip
-from harness.figures.style import panels
+from harness.figures.style import panels, to_draw
 from harness.predict.published_scaling import on_frontier
-from harness.figures.style import to_draw
 
 RECIPE: dict[str, Any] = {"tp": 4, "pp": 16, "dp": 4, "batch": 1280, "microbatch": 1, "zero_stage": 1}
 """The launch script of 175B parameters, with four replicas; `frontier` is fitted to it with two: no evidence."""

@@ -19,8 +19,7 @@ from harness.experiment.kit import (
     GIB, MODEL, Claim, Column, Experiment, Plan, Point, Record, Run, Tolerance, about, cost, each, gib, mebibytes,
     printed, share, table_of,
 )  # fmt: skip
-from harness.figures.style import COLOURS, legend, panels
-from harness.figures.style import to_draw
+from harness.figures.style import COLOURS, legend, panels, to_draw
 from impl.cost.activations import layer_bytes
 from impl.cost.place import parameter_bytes
 

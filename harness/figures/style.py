@@ -167,7 +167,7 @@ def figure_of(
     name: Callable[[_T], str],
     at: Callable[[_T], float],
     ours: Callable[[_T], float],
-    published: Callable[[_T], float],
+    published: Callable[[_T], float] = lambda _: math.nan,
 ) -> "Callable[[Sequence[Record]], Figure | None]":
     """Return a function that draws a line for each name through (at, ours), with (at, published) dashed.
 
