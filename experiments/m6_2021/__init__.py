@@ -3,7 +3,10 @@
 import math
 from collections.abc import Callable, Sequence
 
-from harness.experiment.kit import Check, Claim, Column, Evidence, Record, Tolerance, estimate, less, tally
+from harness.experiment.kit import (
+    Check, Claim, Column, Evidence, Measure, Record, Run, Tolerance, estimate, less, tally,
+)  # fmt: skip
+from impl.grouping import by_key
 
 ABSTRACT = "abstract"
 """The papers' texts were not at hand, but for their abstracts."""
@@ -22,6 +25,16 @@ LAST_LOSS = Column(key="loss", header="loss", unit="nats a token", of=lambda one
 def place(record: Record) -> tuple[str, int]:
     """Return the device and the seed of a record."""
     return record.environment.device_name or "", record.run.seed
+
+
+def by_seed(way: Callable[[Run], str], measure: Measure) -> Callable[[Sequence[Record]], dict[str, BySeed]]:
+    """Return a function that gives a measure of each way to train, where records have it."""
+
+    def found(records: Sequence[Record]) -> dict[str, BySeed]:
+        known = ((way(one.run), (place(one), measure(one))) for one in records)
+        return {name: dict(of) for name, of in by_key(one for one in known if not math.isnan(one[1][1])).items()}
+
+    return found
 
 
 def ratio_of(found: dict[str, BySeed], one: str, other: str, most: float, what: str) -> Evidence | None:

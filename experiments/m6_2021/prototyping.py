@@ -6,16 +6,14 @@ the experts may not matter; k prototypes improve quality at constant cost. Here 
 with all tokens taken, or with as many in all as one expert a token would take.
 """
 
-import math
-from collections.abc import Sequence
 from dataclasses import replace
 
-from experiments.m6_2021 import LAST_LOSS, BySeed, at_most, in_abstract, last_loss, place
+from experiments.m6_2021 import LAST_LOSS, at_most, by_seed, in_abstract, last_loss
 from experiments.megatron2019 import scaled
 from experiments.ours import NO_SLOWER, SMALL, claim
 from harness.experiment.kit import (
-    AT_ONCE, DEVICE, MARK, NEEDS_TEXT, PARAMETERS, RUNS, STEP, DataConfig, EvaluationConfig, Experiment, Measure,
-    ModelConfig, Plan, Recipe, Record, Run, cost, of_run, points, table_of,
+    AT_ONCE, DEVICE, MARK, NEEDS_TEXT, PARAMETERS, RUNS, STEP, DataConfig, EvaluationConfig, Experiment, ModelConfig,
+    Plan, Recipe, Run, cost, of_run, points, step_seconds, table_of,
 )  # fmt: skip
 
 BALANCE = 0.01
@@ -45,22 +43,7 @@ def ways(base: ModelConfig, experts: int, most: int) -> list[ModelConfig]:
     return [base, replace(one, balance_loss=0.0), *free, *limited]
 
 
-def by_way(records: Sequence[Record], measure: Measure) -> dict[str, BySeed]:
-    found = dict[str, BySeed]()
-    for record in records:
-        if not math.isnan(value := measure(record)):
-            found.setdefault(way(record.run), {})[place(record)] = value
-    return found
-
-
-def losses(records: Sequence[Record]) -> dict[str, BySeed]:
-    return by_way(records, last_loss)
-
-
-def seconds(records: Sequence[Record]) -> dict[str, BySeed]:
-    return by_way(records, lambda record: record.step_seconds)
-
-
+losses, seconds = by_seed(way, last_loss), by_seed(way, step_seconds)
 SHOWN = (
     of_run("way", "experts of a token", way, text=True), DEVICE, PARAMETERS, LAST_LOSS, STEP, RUNS, MARK,
 )  # fmt: skip

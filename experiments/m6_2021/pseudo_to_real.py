@@ -11,12 +11,12 @@ from collections.abc import Sequence
 from dataclasses import replace
 from itertools import pairwise
 
-from experiments.m6_2021 import LAST_LOSS, BySeed, at_most, in_abstract, last_loss, place
+from experiments.m6_2021 import LAST_LOSS, BySeed, at_most, by_seed, in_abstract, last_loss, place
 from experiments.megatron2019 import scaled
 from experiments.ours import claim
 from harness.experiment.kit import (
     DEVICE, MARK, NEEDS_TEXT, PARAMETERS, RUNS, STEP, DataConfig, EvaluationConfig, Experiment, ModelConfig, Plan,
-    Point, Recipe, Record, Run, cost, of_run, points, table_of,
+    Point, Recipe, Record, Run, cost, of_run, points, step_seconds, table_of,
 )  # fmt: skip
 
 REAL, PSEUDO, BOTH = "real", "pseudo", "pseudo to real"
@@ -37,12 +37,7 @@ def by_way(records: Sequence[Record]) -> dict[str, dict[tuple[str, int], Record]
     return found
 
 
-def losses(records: Sequence[Record]) -> dict[str, BySeed]:
-    return {name: {at: last_loss(one) for at, one in of.items()} for name, of in by_way(records).items()}
-
-
-def seconds(records: Sequence[Record]) -> dict[str, BySeed]:
-    return {name: {at: one.step_seconds for at, one in of.items()} for name, of in by_way(records).items()}
+losses, seconds = by_seed(way, last_loss), by_seed(way, step_seconds)
 
 
 def losses_at_equal_time(records: Sequence[Record]) -> dict[str, BySeed]:
