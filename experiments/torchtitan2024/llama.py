@@ -7,15 +7,15 @@ of its rate per GPU from 8 GPUs to 128, is 16% faster with compiled layers, and 
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from operator import attrgetter
 from typing import Any
 
 from experiments.ptdp2021 import SELENE, timed
 from harness.experiment.contests import PRECISION, plan_in_words
 from harness.experiment.kit import (
-    MARK, MICROBATCHES, MODEL, POINTS, RANKS, RUNS, UNTESTED, Check, Claim, Column, Estimate, Experiment, ModelConfig,
-    Plan, Point, Precision, Printed, Record, Run, Tolerance, apart_from, as_expected, cost, each, measured_only, named,
-    of_run, points, printed, published, repeated, table_of, with_printed,
+    DEVICE_RATE, MARK, MICROBATCHES, MODEL, POINTS, PRINTED_DEVICE_RATE, RANKS, RUNS, UNTESTED, Check, Claim, Estimate,
+    Experiment, ModelConfig, Plan, Point, Precision, Printed, Record, Run, Tolerance, against_in_print, apart_from,
+    as_expected, cost, each, measured_only, named, of_run, per_device, points, printed_value, published, relative,
+    repeated, table_of, with_printed,
 )  # fmt: skip
 from impl.grouping import by_key
 
@@ -28,7 +28,6 @@ KINDS: dict[str, tuple[Precision, bool, int]] = {
     "token_rate_interleaved": ("fp8", True, 2),
 }  # fmt: skip
 """Precision, compilation and chunks of each published quantity."""
-per_device = attrgetter("tokens_per_second_per_device")
 
 
 def on_h100s(row: Printed) -> Run:
@@ -74,18 +73,7 @@ class Change:
         alike = by_key(((apart_from(one.run, *self.fields), one.device), one) for one in found)
         pairs = [(one, min(group, key=lambda p: self.degree(p.run))) for group in alike.values() for one in group]
         changed = [(one, base) for one, base in pairs if self.degree(one.run) != self.degree(base.run)]
-        return [
-            replace(one.against(base, per_device), printed={"relative": printed_rate(one) / printed_rate(base)})
-            for one, base in changed
-        ]
-
-
-def printed_rate(one: Point) -> float:
-    return one.printed.get("published_rate", float("nan"))
-
-
-def rate(one: Point) -> float:
-    return one.mean(per_device)
+        return [against_in_print(*both, per_device, "published_rate") for both in changed]
 
 
 def gain(one: Point) -> Estimate:
@@ -107,8 +95,7 @@ def faster(change: Change) -> Check:
 
 def near(change: Change, within: Tolerance) -> Check:
     """Return a check of the published ratios."""
-    ratio, theirs = lambda one: one.relative, lambda one: one.printed["relative"]
-    return as_expected(change.over_baseline, ratio, theirs, within, "pairs", are_shares=True)
+    return as_expected(change.over_baseline, relative, printed_value("relative"), within, "pairs", are_shares=True)
 
 
 def all_points(records: Sequence[Record]) -> list[Point]:
@@ -121,8 +108,7 @@ SHOWN = (
     MODEL, RANKS, of_run("plan", "plan", plan_in_words, text=True), MICROBATCHES, PRECISION,
     of_run("compile", "compiled", lambda run: run.compile, text=True),
     of_run("engine", "engine", lambda run: run.engine, text=True),
-    Column(key="rate", header="rate per device", unit="tokens/s", si="tokens/s", digits=4, of=rate),
-    printed("published_rate", "rate per device, published", "tokens/s", si="tokens/s"), RUNS, MARK,
+    DEVICE_RATE, PRINTED_DEVICE_RATE, RUNS, MARK,
 )  # fmt: skip
 
 

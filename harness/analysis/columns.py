@@ -79,6 +79,12 @@ MICROBATCHES = of_run("microbatches", "micro-batches", lambda run: run.microbatc
 BATCH = of_run("global_batch", "global batch", lambda run: run.train.global_batch)
 PREDICTED_BUBBLE = share("predicted_bubble", "simulated")
 
+per_device = attrgetter("tokens_per_second_per_device")
+DEVICE_RATE = Column(
+    key="rate", header="rate per device", unit="tokens/s", si="tokens/s", of=lambda point: point.mean(per_device)
+)
+PRINTED_DEVICE_RATE = printed("published_rate", "rate per device, published", "tokens/s", si="tokens/s")
+
 
 def sent(axis: str, header: str) -> Column:
     """Return the column of the bytes that the busiest rank sends along an axis of the plan, empty for a degree of 1."""

@@ -1,9 +1,9 @@
 """What a file of an experiment needs, in one place: runs, claims and checks, points, columns and tables."""
 
 from harness.analysis.columns import (
-    BATCH, CHUNKS, DP, GB, MIB, MICROBATCH, MICROBATCHES, MODEL, PARAMETERS, PP, PP_SENT, PREDICTED_BUBBLE, RANKS,
-    SCATTER_GATHER, SCHEDULE, TP, TP_SENT, ZERO_STAGE, gib, gigabytes, in_bytes, mebibytes, milliseconds, of_run,
-    printed, ratio, sent, share, value,
+    BATCH, CHUNKS, DEVICE_RATE, DP, GB, MIB, MICROBATCH, MICROBATCHES, MODEL, PARAMETERS, PP, PP_SENT, PREDICTED_BUBBLE,
+    PRINTED_DEVICE_RATE, RANKS, SCATTER_GATHER, SCHEDULE, TP, TP_SENT, ZERO_STAGE, gib, gigabytes, in_bytes, mebibytes,
+    milliseconds, of_run, per_device, printed, ratio, sent, share, value,
 )  # fmt: skip
 from harness.analysis.points import Measure, Point, points, relative
 from harness.analysis.render import Column, Table, number
@@ -24,7 +24,7 @@ from harness.experiment.comparison import (
 from harness.experiment.experiment import Experiment
 from harness.experiment.listing import Listing, listed
 from harness.experiment.pairs import STEP, Cell, apart_from, by_choice, cells, step_seconds, with_interval
-from harness.experiment.paper import and_absent, noted, table_of, with_printed
+from harness.experiment.paper import against_in_print, and_absent, noted, table_of, with_printed
 from harness.experiment.published import published, published_number
 from harness.experiment.runs import UNTESTED, repeated, untested
 from harness.experiment.tiers import AT_ONCE, NEEDS_TEXT, Tier, cost

@@ -5,10 +5,10 @@ from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import replace
 from typing import Any
 
-from harness.analysis.points import Point
+from harness.analysis.points import Measure, Point
 from harness.analysis.render import Column
 from harness.analysis.tables import MakesTable
-from harness.analysis.tabulate import tabulate
+from harness.analysis.tabulate import printed_value, tabulate
 from harness.records.measures import about
 from harness.records.record import Record
 from impl.run import Run
@@ -29,6 +29,12 @@ def noted(note: str) -> dict[str, Any]:
 def with_printed(found: Iterable[Point], paper: Mapping[Run, Point]) -> list[Point]:
     """Return the points with the numbers that a paper prints for their runs."""
     return [replace(one, printed=paper[one.run].printed) if one.run in paper else one for one in found]
+
+
+def against_in_print(one: Point, baseline: Point, measure: Measure, key: str) -> Point:
+    """Return a point relative to a baseline, and as its printed `relative` that of the numbers printed for both."""
+    of = printed_value(key)
+    return replace(one.against(baseline, measure), printed={"relative": of(one) / of(baseline)})
 
 
 def and_absent(found: Sequence[Point], paper: Mapping[Run, Point]) -> list[Point]:
