@@ -12,7 +12,7 @@ from typing import Any
 
 from experiments.ptdp2021 import SELENE, timed
 from harness.experiment.kit import (
-    DEVICE_RATE, MARK, MODEL, PRINTED_DEVICE_RATE, RANKS, RUNS, TP, UNTESTED, Claim, Estimate, Experiment, ModelConfig,
+    DEVICE_RATE, MARK, MODEL, PRINTED_DEVICE_RATE, RANKS, RUNS, TP, UNTESTED, Claim, Experiment, ModelConfig,
     Plan, Point, Printed, Record, Run, Tolerance, against_in_print, as_expected, cost, each, figure_of, grouped, named,
     of_run, per_device, points, printed_value, published, relative, repeated, table_of, with_printed,
 )  # fmt: skip
@@ -63,10 +63,6 @@ def within(records: Sequence[Record]) -> list[Point]:
     return [against_in_print(one, every, per_device, "published_rate") for one, every in pairs]
 
 
-def gain(one: Point) -> Estimate:
-    return one.relative - 1
-
-
 def kept(*, in_groups: bool) -> Callable[[Sequence[Record]], list[Point]]:
     """Return a function that gives each degree's point on most ranks, divided in groups or not, over its fewest."""
 
@@ -95,7 +91,7 @@ EXPERIMENT = Experiment(
     claims=(
         Claim(
             "dividing states within a node makes a step faster than over all ranks of several nodes", PAGE,
-            each(lambda records: [(gain(one),) for one in within(records)], lambda by: by, "pairs", "{:+.1%}",
+            each(lambda records: [(one.relative - 1,) for one in within(records)], lambda by: by, "pairs", "{:+.1%}",
                  is_brief=True),
             "+2.5 to +60% (tp 1), +1.8 to +25% (tp 2)", kind="direction", about="network",
         ),

@@ -16,7 +16,7 @@ from experiments.megatron2019 import scaled
 from experiments.ours import claim
 from harness.experiment.kit import (
     DEVICE, MARK, NEEDS_TEXT, PARAMETERS, RUNS, STEP, DataConfig, EvaluationConfig, Experiment, ModelConfig, Plan,
-    Point, Recipe, Record, Run, cost, of_run, points, step_seconds, table_of,
+    Recipe, Record, Run, cost, of_run, points, step_seconds, table_of,
 )  # fmt: skip
 
 REAL, PSEUDO, BOTH = "real", "pseudo", "pseudo to real"
@@ -77,10 +77,6 @@ def runs(model: ModelConfig, recipe: Recipe, seeds: int, run: Run) -> list[Run]:
     return found
 
 
-def found(records: Sequence[Record]) -> list[Point]:
-    return points(records, last_loss)
-
-
 SHOWN = (
     of_run("way", "layers' weights", way, text=True), DEVICE, of_run("steps", "steps", lambda run: run.train.steps),
     PARAMETERS, LAST_LOSS, STEP, RUNS, MARK,
@@ -101,7 +97,7 @@ EXPERIMENT = Experiment(
         ),
         in_abstract("the delinked model is ahead of the pseudo one", at_most(losses, BOTH, PSEUDO, LOSS)),
     ),
-    table=table_of("pseudo_to_real", "Layers that share weights at first", SHOWN, found, [
+    table=table_of("pseudo_to_real", "Layers that share weights at first", SHOWN, lambda of: points(of, last_loss), [
         "real: every layer has weights of its own; pseudo: all have the first one's; pseudo to real: they do for half "
         "of the steps, and then begin with copies of them, each row with those of one seed."
     ]),

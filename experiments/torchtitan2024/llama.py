@@ -12,7 +12,7 @@ from typing import Any
 from experiments.ptdp2021 import SELENE, timed
 from harness.experiment.contests import PRECISION, plan_in_words
 from harness.experiment.kit import (
-    DEVICE_RATE, MARK, MICROBATCHES, MODEL, POINTS, PRINTED_DEVICE_RATE, RANKS, RUNS, UNTESTED, Check, Claim, Estimate,
+    DEVICE_RATE, MARK, MICROBATCHES, MODEL, POINTS, PRINTED_DEVICE_RATE, RANKS, RUNS, UNTESTED, Check, Claim,
     Experiment, ModelConfig, Plan, Point, Precision, Printed, Record, Run, Tolerance, against_in_print, apart_from,
     as_expected, cost, each, measured_only, named, of_run, per_device, points, printed_value, published, relative,
     repeated, table_of, with_printed,
@@ -76,10 +76,6 @@ class Change:
         return [against_in_print(*both, per_device, "published_rate") for both in changed]
 
 
-def gain(one: Point) -> Estimate:
-    return one.relative - 1
-
-
 GPUS = Change(("plan.dp", "train.global_batch"), lambda run: run.plan.dp)
 EIGHT_BITS = Change(("precision",), lambda run: run.precision == "fp8")
 COMPILED = Change(("compile",), lambda run: run.compile)
@@ -88,9 +84,8 @@ STAGES = Change(("plan.chunks", "plan.schedule", "train.microbatch"), lambda run
 
 def faster(change: Change) -> Check:
     """Return a check that every changed point is faster than its baseline."""
-    return each(
-        lambda records: [(gain(one),) for one in change.over_baseline(records)], lambda by: by, "pairs", "{:+.1%}"
-    )
+    found = lambda records: [(one.relative - 1,) for one in change.over_baseline(records)]
+    return each(found, lambda by: by, "pairs", "{:+.1%}")
 
 
 def near(change: Change, within: Tolerance) -> Check:

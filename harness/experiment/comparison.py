@@ -10,7 +10,7 @@ from typing import Any
 
 from harness.analysis import columns
 from harness.analysis.columns import BATCH, MODEL, PP_SENT, RANKS, TP_SENT, printed, share, value, values
-from harness.analysis.points import Measure, Point, points
+from harness.analysis.points import Measure, Point, points, relative
 from harness.analysis.render import Column, Table
 from harness.analysis.tables import BUBBLE, FLOP_RATE, MARK, RUNS, TERA
 from harness.analysis.tabulate import tabulate
@@ -30,7 +30,7 @@ Printed = Mapping[Any, Any]
 RATE_UNIT = "TFLOP/s per GPU"
 POINTS = Tolerance(0.05, "devices and software differ from the paper's; plots are read to 1 point", "2026-11-21")
 """Largest distance of a relative speed from the published one."""
-RELATIVE = replace(share("relative", "relative", lambda point: point.relative), interval="relative_half_width")
+RELATIVE = share("relative", "relative", relative)
 PRINTED_RATE = printed("published_rate", "published, recomputation counted", "TFLOP/s", TERA, "FLOP/s")
 PRINTED_RELATIVE = share("published_relative", "published, relative", lambda point: point.printed.get("relative"))
 BUBBLE_NOTE = (
