@@ -23,13 +23,12 @@ from harness.experiment.kit import (
     Point, Record, Run, Table, Tier, Tolerance, about, by_choice, checks, cost, each, flop_rate, mebibytes, near,
     of_run, repeated, tabulate, tally, within,
 )  # fmt: skip
+from harness.experiment.rates import SLOWER
 from harness.records.labels import SHAPE, labels
 from harness.records.measures import in_order, model_names, shape
 from impl.cost.memory import state_bytes
 
 ORDER = [GROWS, GROWS_WITH_DATA, CONSTANT, "other"]
-SLOWER = Tolerance(0.02, "repeats of one point differ by as much", "2026-11-21")
-"""Loss of speed that still counts as no slower."""
 RATES = Tolerance(0.1, "the paper does not say how it counts FLOPs; ours are model FLOPs", "2026-11-24")
 """Relative distance of a rate from the abstract's."""
 ALONE, ON_512 = 39e12, 15.1e15

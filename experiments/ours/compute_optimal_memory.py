@@ -16,7 +16,7 @@ from experiments.zero2019 import PREDICTED, STAGES, N, T, for_memory, predicted_
 from harness.analysis.scaling_law import Law
 from harness.experiment.kit import (
     GB, GIB, MODEL, ZERO_STAGE, Column, Evidence, Experiment, ModelConfig, Plan, Point, Record, Run, Tolerance, cost,
-    named, points, published_number, table_of, tally,
+    named, points, printed, published_number, table_of, tally,
 )  # fmt: skip
 from impl.cost.memory import model_state_bytes
 
@@ -66,10 +66,7 @@ def each(one: Point) -> float:
     return one.mean(lambda record: record.states_bytes / record.parameters)
 
 
-def of_answer(key: str, header: str, unit: str, scale: float, si: str = "") -> Column:
-    return Column(key=key, header=header, unit=unit, scale=scale, si=si, of=lambda one: one.printed.get(key))
-
-
+of_answer = partial(printed, digits=4)
 COLUMNS = (
     MODEL, T, N, ZERO_STAGE,
     Column(key="formula", header="a parameter, on a GPU, formula", unit="B", si="B", of=lambda one: on_gpu(one, 1)),

@@ -8,7 +8,6 @@ reduction after it, so that the difference is what overlap buys.
 from collections.abc import Sequence
 from dataclasses import replace
 
-
 from harness.experiment.kit import (
     Claim, Evidence, Experiment, ModelConfig, Plan, Precision, Recipe, Record, Run, Tolerance, cost, measured_only,
     named, repeated, untested, within_points,

@@ -11,8 +11,8 @@ from dataclasses import replace
 
 from experiments import ours
 from harness.experiment.kit import (
-    DEVICE, MARK, PARAMETERS, RUNS, STEP, Estimate, Experiment, ModelConfig, Plan, Point, Recipe, Record, Run, cost,
-    each, less, named, of_run, points, relative_to, share, step_seconds, table_of, untested,
+    DEVICE, MARK, PARAMETERS, RANKS, RUNS, STEP, Estimate, Experiment, ModelConfig, Plan, Point, Recipe, Record, Run,
+    cost, each, less, named, of_run, points, relative_to, share, step_seconds, table_of, untested,
 )  # fmt: skip
 
 BALANCING, STILL = 0.005, 1e-6
@@ -72,7 +72,7 @@ def timed(model: ModelConfig, dp: int, recipe: Recipe, repeats: int, **fields: s
 CPU = Recipe(steps=20, global_batch=16, microbatch=8, lr=1e-4, warmup_steps=2)
 BLOCK = {"biases": False}
 SHOWN = (
-    of_run("way", "a token meets", way, text=True), DEVICE, of_run("ranks", "ranks", lambda run: run.plan.world_size),
+    of_run("way", "a token meets", way, text=True), DEVICE, RANKS,
     of_run("hidden_size", "hidden size", lambda run: run.model.hidden_size),
     of_run("tokens", "tokens a step", lambda run: run.train.global_batch * run.model.seq_len),
     PARAMETERS, STEP, share("relative", "of the MLP's", lambda one: one.relative), RUNS, MARK,

@@ -9,12 +9,13 @@ that were trained (table 2's measured columns) are held against what is predicte
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import partial
 from itertools import pairwise
 
 from experiments.zero2019 import COUNTED, PREDICTED, PRINTED_V100, STAGES, V100, N, T, deepest, for_memory
 from harness.experiment.kit import (
     GB, ZERO_STAGE, Claim, Column, Evidence, Experiment, ModelConfig, Plan, Point, Record, Run, Tolerance, ZeroStage,
-    cost, each, gigabytes, near, points, published, table_of, tally,
+    cost, each, gigabytes, near, points, printed, published, table_of, tally,
 )  # fmt: skip
 from impl.cost.memory import model_state_bytes
 from impl.cost.parameters import count_parameters
@@ -72,15 +73,11 @@ def in_paper() -> list[Point]:
     return sorted(found, key=lambda one: (one.run.plan.tp, one.run.plan.zero_stage))
 
 
-def billions(key: str, header: str) -> Column:
-    of = lambda one: one.parameters if key == "parameters" else one.printed.get(key)
-    return Column(key=key, header=header, unit="billion", scale=1e9, of=of)
-
-
+billions = partial(printed, unit="billion", scale=1e9, digits=4)
 COLUMNS = (
     T, N, ZERO_STAGE, gigabytes("limit", "memory", lambda one: LIMIT if one.run.plan.dp == 2 else PRINTED_V100),
     Column(key="layers", header="layers", of=lambda one: one.run.model.num_layers if one.records else None),
-    billions("parameters", "parameters"), COUNTED, PREDICTED,
+    replace(billions("parameters", "parameters"), of=lambda one: one.parameters), COUNTED, PREDICTED,
     billions("formula", "largest, formula"), billions("published", "largest, published"),
     billions("predicted", "largest, predicted to fit"), billions("trained", "largest, trained, published"),
 )  # fmt: skip
