@@ -187,7 +187,8 @@ def other_table(out: Path) -> Table:
         "H1': largest is that of a set of three, on average over its seven other rows.",
         "Frontier's scaling: where it begins and its batches are assumed; microbatches of 1 are the launch scripts'. "
         f"Fitted, so not in this table: strong scaling with a microbatch of 4, picked to match, {picked}.",
-        f"H8: the share that the allocator loses to gaps was assumed with these rows in sight. {which}",
+        "H8: the share that the allocator loses to gaps was assumed with these rows in sight. That DeepSpeed gathers "
+        f"each matrix by itself was taken up from its code after a row of PTD-P's table 2 was said not to fit. {which}",
     )
     return Table("other", "Errors of other kinds", (*SIZES, *GOALS), pd.DataFrame(rows), notes)
 

@@ -41,8 +41,14 @@ def received_at_once(row: Iterable[Action]) -> int:
     return most
 
 
-def gathered_elements(place: Place, buckets: Sequence[BucketLayout]) -> int:
-    """Return the most elements of divided parameters gathered at once: a block's, and the prefetched next one's."""
+def gathered_elements(place: Place, buckets: Sequence[BucketLayout], live: int | None = None) -> int:
+    """Return the most elements of divided parameters gathered at once: a block's, and the prefetched next one's.
+
+    Args:
+        live: where each matrix is gathered by itself, the elements that may wait for further use. While fewer are
+            there, the next matrix is gathered too, whatever its size; neighbours go first in one pass or the other.
+            Never more than blocks have. Source: DeepSpeed 0.19.8, runtime/zero/partitioned_param_coordinator.py.
+    """
     sizes = Counter[str]()
     for bucket in buckets:
         if bucket.zero_stage == 3:
@@ -57,7 +63,11 @@ def gathered_elements(place: Place, buckets: Sequence[BucketLayout]) -> int:
         if place.run.plan.overlap_param_gather:
             units += [a | b for a, b in pairwise(units)]
         most = max(most, *(sum(sizes[unit] for unit in some) for some in units))
-    return most
+    if live is None:
+        return most
+    first, *others = sorted((slot.size for b in buckets if b.zero_stage == 3 for slot in b.slots), reverse=True)
+    ahead = next((size for size in others if size < live), 0) * place.run.plan.overlap_param_gather
+    return min(most, max(live, first + ahead))
 
 
 def gradient_elements(place: Place, buckets: Sequence[BucketLayout], row: Iterable[Action]) -> int:

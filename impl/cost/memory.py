@@ -64,6 +64,7 @@ def memory(
     head_positions: int,
     device: str = "cuda",
     parts: tuple[Stage, ...] | None = None,
+    live: int | None = None,
 ) -> Memory:
     """Return the memory of a pipeline rank: of its data- and tensor-parallel ranks, which hardly differ, the first.
 
@@ -74,6 +75,7 @@ def memory(
         head_positions: positions of a sequence that the output head scores: all of GPT's, the masked ones of BERT's.
         device: cuda or cpu, whose own memory is the host's; the loss takes parts of the logits to suit it.
         parts: the model's stages; None: as the engine has them.
+        live: as `gathered_elements` has it.
     """
     run = _shortened(run)
     place, each, has_host = Place(run, vocab_size, pp_rank, parts), parameter_bytes(run), device != "cpu"
@@ -86,7 +88,7 @@ def memory(
         gradients=gradients,
         optimizer=optimizer,
         activations=moment.kept,
-        buffers=gathered_elements(place, divided) * each.weight
+        buffers=gathered_elements(place, divided, live) * each.weight
         + gradient_elements(place, divided, row) * each.gradient
         + received_at_once(place.schedule.lowered[pp_rank]) * place.transferred,
         rest=moment.computed,
@@ -115,10 +117,15 @@ def _shortened(run: Run) -> Run:
 
 
 def memory_of_ranks(
-    run: Run, vocab_size: int, head_positions: int, device: str = "cuda", parts: tuple[Stage, ...] | None = None
+    run: Run,
+    vocab_size: int,
+    head_positions: int,
+    device: str = "cuda",
+    parts: tuple[Stage, ...] | None = None,
+    live: int | None = None,
 ) -> list[Memory]:
     """Return `memory` of every pipeline rank, in order."""
-    return [memory(run, vocab_size, rank, head_positions, device, parts) for rank in range(run.plan.pp)]
+    return [memory(run, vocab_size, rank, head_positions, device, parts, live) for rank in range(run.plan.pp)]
 
 
 class StateBytes(NamedTuple):

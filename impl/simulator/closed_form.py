@@ -184,7 +184,7 @@ class ClosedForm:
     def _states(self, run: Run) -> Held:
         system, pp, weight = self.system, run.plan.pp, parameter_bytes(run).weight
         alone = _with_one_microbatch(replace(run, plan=replace(run.plan, pp=1, offload_optimizer=False)))
-        units, places = _units(alone, self.vocab_size, needed(pp, self.units))
+        units, places = _units(alone, self.vocab_size, needed(pp, self.units), system.habits.live_parameters)
         sizes = [state_parts(run, place.buckets, system.device.kind) for place, *_ in places]
         moved = [moving(system, run, unit) for unit in units]
         return Held(
@@ -332,10 +332,12 @@ def needed(pp: int, units: tuple[T, ...]) -> tuple[T, ...]:
 
 
 @lru_cache(maxsize=4096)
-def _units(run: Run, vocab_size: int, units: tuple[Stage, ...]) -> tuple[list[States], list[tuple[Place, int, OfUnit]]]:
+def _units(
+    run: Run, vocab_size: int, units: tuple[Stage, ...], live: int | None
+) -> tuple[list[States], list[tuple[Place, int, OfUnit]]]:
     """Return states of each unit; and its place, with the elements of gathered parameters and the buckets."""
     places = [Place(run, vocab_size, 0, (stage,)) for stage in units]
-    each = [(at, gathered_elements(at, at.buckets), of_unit(at)) for at in places]
+    each = [(at, gathered_elements(at, at.buckets, live), of_unit(at)) for at in places]
     return [states(at) for at in places], each
 
 

@@ -40,6 +40,9 @@ class Habits:
     imbalance: ShareOfMean | None = None
     """Rows of the fullest of the ranks that share a layer's experts, over their mean, as measured; None: as of a router
     all of whose choices are equally likely."""
+    live_parameters: PositiveInt | None = None
+    """Where ZeRO's stage 3 gathers and frees each matrix by itself, the gathered parameters that may wait for further
+    use, and beyond which none is gathered ahead; None: whole blocks are gathered."""
     splits_products: bool = False
     """Whether sequence-parallel products are split to go on beside their collective (doi 10.1145/3567955.3567959)."""
 

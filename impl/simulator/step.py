@@ -126,7 +126,8 @@ def predict(
     hardware = hardware_flops("ptdp", run.model, run.train.global_batch, vocab_size, recompute=run.plan.recompute)
     devices, peak = run.plan.world_size, system.peak(run.precision)
     counted = system.with_scores(run)
-    kept = memory_of_ranks(counted, vocab_size, prepared.head_positions, system.device.kind, prepared.parts)
+    positions, live = prepared.head_positions, system.habits.live_parameters
+    kept = memory_of_ranks(counted, vocab_size, positions, system.device.kind, prepared.parts, live)
     critical = min(carried.ranks, key=lambda parts: parts["wait"])
     return Prediction(
         seconds=seconds,

@@ -35,6 +35,7 @@ from harness.predict.ratios import ratios_table
 from harness.predict.simulation import Done, predicted, simulated
 from harness.predict.systems import load_system
 from impl.errors import InputError
+from impl.simulator.habits import Habits
 from impl.simulator.llama import RESERVED
 from impl.simulator.room import OF_GPUS
 from impl.simulator.system import System
@@ -252,6 +253,19 @@ def test_memory_with_the_framework_is_what_trials_printed_and_without_it_is_less
         tensors = max(one.total for one in predicted(row.asked.done, system).memory)
         assert tensors < row.cells["memory_gb"] * 1e9
         assert predicted(row.asked.done, system).fits, "it ran"
+
+
+def test_deepspeed_is_not_said_to_have_no_room_for_what_it_ran_and_is_for_twice_as_many_sequences():
+    row, system = rows_of("ptdp2021_table2_zero3", "selene_deepspeed")[3], load_system("selene_deepspeed")
+    assert row.measured is not None
+    assert row.measured.name == "gpt-529.6b on 640"
+    run = row.measured.run
+    assert predicted(run, system).fit == "may fit"
+    as_blocks = dataclasses.replace(system, habits=Habits())
+    assert predicted(run, as_blocks).fit == "does not fit", "with whole layers gathered"
+    assert predicted(run, as_blocks).seconds == predicted(run, system).seconds
+    more = dataclasses.replace(run.train, global_batch=2 * run.train.global_batch, microbatch=8)
+    assert predicted(Done(dataclasses.replace(run, train=more)), system).fit == "does not fit"
 
 
 def test_bounds_of_what_else_memory_has_are_those_of_published_runs():

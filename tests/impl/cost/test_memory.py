@@ -9,6 +9,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from harness.experiment.published import published
+from impl.cost.buffers import gathered_elements
 from impl.cost.memory import StateBytes, memory_of_ranks, model_state_bytes, state_bytes
 from impl.cost.place import Place, ranks_of_stages
 from impl.instruments import state_bytes as counted_state_bytes
@@ -174,3 +175,22 @@ def test_what_many_microbatches_need_a_few_show(
     found = memory_of_ranks(run, 300, model.seq_len)
     monkeypatch.setattr("impl.cost.memory._shortened", lambda whole: whole)
     assert memory_of_ranks(run, 300, model.seq_len) == found
+
+
+def test_matrices_that_are_gathered_one_by_one_are_never_more_than_whole_blocks() -> None:
+    h = 1024
+    model = replace(MODEL, hidden_size=h, num_layers=4, vocab_size=2 * h)
+
+    def gathered(live: int | None, *, ahead: bool = True) -> int:
+        plan = Plan(dp=2, zero_stage=3, overlap_param_gather=ahead)
+        place = Place(Run(model=model, plan=plan, train=Recipe(global_batch=2, microbatch=1)), model.vocab_size or 0)
+        return gathered_elements(place, place.buckets, live)
+
+    whole = gathered(None)
+    assert whole >= 2 * 12 * h**2
+    assert gathered(10**9) == whole, "all of it may stay"
+    assert gathered(0) == 4 * h**2, "the largest alone: nothing is gathered ahead of it"
+    assert gathered(2 * h**2) == (4 + 1) * h**2, "a projection, after it or before it"
+    assert gathered(5 * h**2) == (4 + 4) * h**2, "both of an MLP"
+    assert gathered(9 * h**2) == 9 * h**2
+    assert gathered(5 * h**2, ahead=False) == 5 * h**2
