@@ -106,8 +106,8 @@ GAIN = "{0:+.0%} ({1.model}, {1.run.plan.world_size} ranks)"
 
 
 def kept(found: Iterable[Point]) -> dict[str, Estimate]:
-    """Return the rate per device on the most ranks over that on the fewest, by model."""
-    lines = [sorted(line, key=lambda one: one.run.plan.world_size) for line in grouped(found, MODEL)]
+    """Return the rate per device on the most ranks over that on the fewest at the same batch, by model."""
+    lines = [sorted(line, key=lambda one: one.run.plan.world_size) for line in grouped(found, MODEL, BATCH)]
     several = [line for line in lines if line[-1].run.plan.world_size > line[0].run.plan.world_size]
     return {line[0].model: line[-1].over(line[0], flop_rate) for line in several}
 

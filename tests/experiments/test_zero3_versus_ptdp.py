@@ -6,7 +6,7 @@ from collections.abc import Callable
 
 import pytest
 
-from experiments.ptdp2021.zero3_versus_ptdp import FIGURE, sent_beyond_layers
+from experiments.ptdp2021.zero3_versus_ptdp import FIGURE, kept, sent_beyond_layers, zero_3
 from harness.experiment.loading import load
 from harness.experiment.published import published
 from harness.records.parts import Collective
@@ -69,6 +69,14 @@ def test_every_printed_row_stands_in_the_table_beside_ours_or_below() -> None:
     beside = EXPERIMENT.table(paper()).frame
     assert len(beside) == 12
     assert list(beside["relative"]) == pytest.approx(list(beside["published_relative"]))
+
+
+def test_what_is_kept_of_a_rate_is_compared_at_equal_batches() -> None:
+    """On 640 GPUs 530B has 2,560 sequences a step, on more it has 2,240."""
+    of_models = kept(zero_3(FIGURE.known(paper())))
+    assert {model: one.mean for model, one in of_models.items()} == pytest.approx(
+        {"GPT 175B": 44 / 144, "GPT 530B": 48 / 98}, rel=0.02
+    )
 
 
 def test_by_formula_zero_3_sends_a_hundred_times_as_much_between_nodes() -> None:
