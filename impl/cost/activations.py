@@ -128,17 +128,17 @@ class _Rank(Sizes):
     def experts(self) -> int:
         """Bytes that experts keep in addition to what goes into and out of their functions, with as many rows for each.
 
-        Counted: their input whole, for the router; each row before and after an expert; probabilities, those of a
-        token's choices and their weights, and indices; what the losses of balance add to gradients.
+        Counted: their input whole; each row after an expert, and before it where ranks share them; probabilities, those
+        of a token's choices and their weights, and indices; what the losses of balance add to gradients.
         """
         model, run = self.run.model, self.run
         rows = self.tokens * model.choices
         divided = model.experts_per_token > 1  # each by the sum of its prototype's
         probabilities = self.tokens * (model.experts + model.expert_prototypes * divided) + (1 + divided) * rows
         added = run.train.microbatch * model.experts * (model.balance_loss > 0)
-        bias = model.experts * self.e * (model.balance_bias > 0)
-        indices = 2 * INDEX_BYTES * rows
-        return (1 + 2 * model.choices) * self.activations + (probabilities + added) * self.wide + bias + indices
+        others = model.experts * self.e * (model.balance_bias > 0) + 2 * INDEX_BYTES * rows
+        inputs = (1 + model.choices * (1 + (run.plan.ep > 1))) * self.activations
+        return inputs + (probabilities + added) * self.wide + others
 
     @property
     def norms_of_parts(self) -> int:

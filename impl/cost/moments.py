@@ -114,7 +114,7 @@ def _owed(place: Place, stage: Stage) -> Moment:
     for has_experts, layers in kinds.items():
         sizes = Sizes(place.run, of_experts=has_experts)
         rows = sizes.activations * (place.run.model.choices if has_experts else 1)
-        into = rows if has_experts else sizes.own
+        into = (rows if place.run.plan.ep > 1 else sizes.activations) if has_experts else sizes.own
         kept = sizes.own + into + sizes.features + sizes.inner
         total = total.plus(Moment(kept, sizes.activations + rows + sizes.projected + sizes.widened), layers)
     return total
@@ -138,7 +138,8 @@ def _fullest_of_passes(
     behind = bytes_after_gelu(place.run, of_experts=place.of_experts)
     before = Moment(0, 0)
     forward, backward = max(before, Moment(-behind, _gelu(place)).plus(ends, -1), key=sum), max(before, *found, key=sum)
-    return {Op.F: forward, Op.B: backward, Op.I: backward, Op.W: before}
+    again = place.activations * place.run.model.choices * (place.of_experts and place.run.plan.ep == 1)  # rows
+    return {Op.F: forward, Op.B: backward, Op.I: backward, Op.W: Moment(0, again)}
 
 
 def _layer_computed(place: Place, stage: Stage) -> Iterator[Moment]:
@@ -163,11 +164,14 @@ def _layer_computed(place: Place, stage: Stage) -> Iterator[Moment]:
         yield mlp.plus(Moment(0, 2 * rows - product - place.inner))  # rows' gradients, and their products with rows
         mlp = mlp.plus(Moment(-rows, 0))
         yield mlp.plus(Moment(0, rows))
+        yield mlp.plus(Moment(-place.inner, (1 + (plan.ep == 1)) * rows - place.inner))  # rows taken once more
     yield mlp
     if working := _inner_computed(place):  # the last product has freed its input and what was gathered for it
         yield mlp.plus(Moment(0, working - product - place.inner - place.activations * (place.parts > 1)))
     if model.mlp != "gelu":
         function = {"gelu_erf": 1, "relu": 1, "squared_relu": 1, "swiglu": 4}[model.mlp] * place.inner
+        if place.of_experts and place.schedule.is_split:  # owed is what the last product's weight gradients need
+            function += place.activations * model.choices + product
         yield mlp.plus(Moment(0, function - product - place.activations * (place.parts > 1)))
     if core := _core_computed(place):
         attention = gradients + again + features + core

@@ -19,6 +19,8 @@ from impl.expert_parallel import Way, go, numbers
 from impl.model.config import ModelConfig
 from impl.model.layers import MLP
 from impl.model.norms import widened
+from impl.recompute import WHOLE as ITSELF
+from impl.recompute import Kept
 from impl.tensor_parallel.conjugates import Pair
 from impl.tensor_parallel.group import WHOLE, Part, TensorParallel
 from impl.untraced import untraced
@@ -74,7 +76,10 @@ class Experts(nn.Module):
         rows = cast(Tensor, _Scatter.apply(x, routing.order, choices))
         experts = cast(Sequence[MLP], list(self.experts.values()))
         if self.group is None:
-            rows = _through(rows, numbers(routing.counts, len(rows)), experts, self.tp)
+            # the router keeps x: in the backward pass rows are taken of it once more
+            whole = x.detach()
+            again = Kept(lambda _: whole, lambda kept: kept.index_select(0, routing.order // choices))
+            rows = _through(rows, numbers(routing.counts, len(rows)), experts, self.tp, again)
         else:
             way = Way.to_experts(routing.counts, len(rows), self.group)
             rows = _through(go(rows, way, is_return=False), way.counts, experts, self.tp)
@@ -235,41 +240,41 @@ class _Balance(torch.autograd.Function):
         return (grads[0].unflatten(0, (len(added), -1)) + added).flatten(0, 1), None
 
 
-def _through(x: Tensor, counts: Sequence[int], experts: Sequence[MLP], tp: TensorParallel) -> Tensor:
+def _through(
+    x: Tensor, counts: Sequence[int], experts: Sequence[MLP], tp: TensorParallel, kept: Kept = ITSELF
+) -> Tensor:
     """Return the experts' outputs of rows that are sorted by expert. Shapes: [m, h] -> [m, h], a part of the sum."""
-    inner = _products(x, counts, tp, [expert.up.weight for expert in experts])
-    return _products(experts[0].function(inner), counts, tp, [expert.down.weight for expert in experts])
-
-
-def _products(x: Tensor, counts: Sequence[int], tp: TensorParallel, weights: Sequence[Tensor]) -> Tensor:
-    return cast(Tensor, _Products.apply(x, counts, tp, *weights))
+    inner = experts[0].function(_Products.apply(x, counts, tp, kept, *(expert.up.weight for expert in experts)))
+    return cast(Tensor, _Products.apply(inner, counts, tp, ITSELF, *(expert.down.weight for expert in experts)))
 
 
 class _Products(torch.autograd.Function):
     """x_e W_e^T of the rows of each expert. Shapes: [m, in], [out, in] each -> [m, out]."""
 
     @staticmethod
-    def forward(ctx: Any, x: Tensor, counts: Sequence[int], tp: TensorParallel, *weights: Tensor) -> Tensor:
-        ctx.save_for_backward(x, *weights)
-        ctx.counts, ctx.tp, ctx.parameters = counts, tp, weights
+    def forward(ctx: Any, x: Tensor, counts: Sequence[int], tp: TensorParallel, kept: Kept, *weights: Tensor) -> Tensor:
+        ctx.save_for_backward(kept.pack(x), *weights)
+        ctx.counts, ctx.tp, ctx.kept, ctx.parameters = counts, tp, kept, weights
         return _each(x, counts, weights, transposed=True)
 
     @staticmethod
     def backward(ctx: Any, *grads: Tensor) -> tuple[Tensor | None, ...]:
-        x, *weights = ctx.saved_tensors
-        added, grad, each = ctx.tp.weight_gradients, grads[0].contiguous(), list(_slices(ctx.counts))
+        packed, *weights = ctx.saved_tensors
+        added, kept, grad, each = ctx.tp.weight_gradients, ctx.kept, grads[0].contiguous(), _slices(ctx.counts)
         x_grad = _each(grad, ctx.counts, weights, transposed=False)
         if added is None:
-            return x_grad, None, None, *(grad[rows].t() @ x[rows] for rows in each)
+            x = kept.unpack(packed)
+            return x_grad, None, None, None, *(grad[rows].t() @ x[rows] for rows in each)
         parameters = ctx.parameters  # the context itself would keep the graph
 
         @torch.no_grad()
         def add() -> None:
+            x = kept.unpack(packed)
             for parameter, rows in zip(parameters, each, strict=True):
                 added.sums.add_product(parameter, grad[rows], x[rows])
 
         add() if added.owed is None else added.owed.append(add)
-        return x_grad, None, None, *(None for _ in weights)
+        return x_grad, None, None, None, *(None for _ in weights)
 
 
 def _each(x: Tensor, counts: Sequence[int], weights: Sequence[Tensor], *, transposed: bool) -> Tensor:
