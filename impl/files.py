@@ -33,8 +33,7 @@ def open_regular(path: Path) -> io.BufferedReader:
 def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
     """Return the content of a regular file whose size is at most a limit in bytes.
 
-    Raises:
-        OSError: it cannot be read, is no regular file, or is longer.
+    Raises: OSError where it cannot be read, is no regular file, or is longer.
     """
     with open_regular(path) as file:
         content = file.read(most + 1)
@@ -46,9 +45,7 @@ def read_bytes(path: Path, most: int = MOST_BYTES) -> bytes:
 def read_text(path: Path, most: int = MOST_BYTES, encoding: str = "utf-8") -> str:
     """Return the text of a regular file whose size is at most a limit in bytes, each line ended by a newline.
 
-    Raises:
-        OSError: as `read_bytes`.
-        UnicodeDecodeError: it is no such text.
+    Raises: as `read_bytes`, and UnicodeDecodeError where it is no such text.
     """
     return io.TextIOWrapper(io.BytesIO(read_bytes(path, most)), encoding).read()
 
@@ -85,10 +82,13 @@ def rename(source: Path | str, target: Path | str) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Flush the names in a folder to disk, so that a rename outlives a machine's failure."""
+    """Flush the names in a folder to disk, so that a rename outlives a machine's failure, where folders are flushed."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)
+    except OSError as error:
+        if error.errno != errno.EINVAL:  # so answer file systems that flush files alone
+            raise
     finally:
         os.close(handle)
 

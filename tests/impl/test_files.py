@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from impl import files
-from impl.files import PAUSES, rename
+from impl.files import PAUSES, rename, sync
 
 
 @pytest.fixture(autouse=True)
@@ -86,3 +86,17 @@ def test_another_file_at_the_target_is_no_sign_that_it_was_carried_out(tmp_path:
     (tmp_path / "target").write_text("another's")
     with pytest.raises(FileNotFoundError):
         rename(tmp_path / "none", tmp_path / "target")
+
+
+def test_a_file_system_that_flushes_no_folder_is_no_error(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    def refusing(number: int) -> Callable[[int], None]:
+        def flush(_: int) -> None:
+            raise OSError(number, os.strerror(number))
+
+        return flush
+
+    monkeypatch.setattr(files.os, "fsync", refusing(errno.EINVAL))
+    sync(tmp_path)
+    monkeypatch.setattr(files.os, "fsync", refusing(errno.EIO))
+    with pytest.raises(OSError, match="Input/output"):
+        sync(tmp_path)
