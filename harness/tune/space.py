@@ -97,7 +97,7 @@ class Space:
     def _searched(self, seed: int) -> Values:
         study, tried = study_of("space", seed=seed), dict[Values, float]()
         for _ in range(PROPOSALS * len(self.rates)):
-            if len(tried) >= self.tried:
+            if len(tried) >= self.tried and max(tried.values()) > 0:  # combinations that divide no ranks have none
                 break
             trial = study.ask()
             proposed = (trial.suggest_categorical(knob, axis) for knob, axis in zip(KNOBS, self.axes, strict=True))

@@ -14,7 +14,7 @@ from harness.experiment.published import published
 from harness.predict.published_scaling import FITTED, MICROBATCH, STUDIES
 from harness.records.record import Record
 from harness.tune.search import shapley
-from harness.tune.space import KNOBS, spaces
+from harness.tune.space import KNOBS, Space, spaces
 from impl.cost.parameters import count_parameters
 from impl.run import Run
 from tests.experiments.as_printed import ABSENT, NO, PARTLY, YES, as_fast_as_printed, fast, simulated, verdicts
@@ -197,3 +197,9 @@ def test_verdicts_on_sweeps_turn() -> None:
     assert verdicts(SWEPT, records) == [ABSENT, NO, ABSENT]
     assert SWEPT.figure is not None
     assert len(SWEPT.figure(swept(best)).axes) == len(sweeps.KNOBS)
+
+
+def test_a_search_goes_on_until_it_has_a_plan() -> None:
+    """Of 8 combinations, 2 divide no ranks; a seed's first two proposals are both of these."""
+    rates = {(tp, pp, size, 4, 0): 1.0 for tp, pp, size in itertools.product((1, 2), (1, 2), (1, 8)) if tp * pp <= 2}
+    assert set(Space("model", "device", 2, rates, {}).searches) <= set(rates)
