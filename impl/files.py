@@ -82,7 +82,7 @@ def rename(source: Path | str, target: Path | str) -> None:
 
 
 def sync(folder: Path) -> None:
-    """Flush the names in a folder to disk, so that a rename outlives a machine's failure, where folders are flushed."""
+    """Flush the names in a folder to disk, so that a rename outlives a machine's failure; not all file systems can."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         os.fsync(handle)

@@ -86,7 +86,7 @@ class Space:
 
     @cached_property
     def searches(self) -> list[Values]:
-        """The fastest plan that the sampler finds with each of its seeds."""
+        """The fastest plan that the sampler finds with each of its seeds; the slowest of all where it finds none."""
         return [self._searched(seed) for seed in range(SEEDS)]
 
     @property
@@ -97,14 +97,15 @@ class Space:
     def _searched(self, seed: int) -> Values:
         study, tried = study_of("space", seed=seed), dict[Values, float]()
         for _ in range(PROPOSALS * len(self.rates)):
-            if len(tried) >= self.tried and max(tried.values()) > 0:  # combinations that divide no ranks have none
+            if len(tried) >= self.tried:
                 break
             trial = study.ask()
             proposed = (trial.suggest_categorical(knob, axis) for knob, axis in zip(KNOBS, self.axes, strict=True))
             values: Values = tuple(proposed)
             tried[values] = self.rates.get(values, 0.0)  # a repeated proposal costs nothing
             study.tell(trial, -tried[values])
-        return max(tried, key=tried.__getitem__)
+        plans = [values for values in tried if values in self.rates]  # others do not divide the ranks
+        return max(plans or [min(self.rates, key=self.rates.__getitem__)], key=self.rates.__getitem__)
 
 
 def spaces(records: Sequence[Record]) -> list[Space]:
