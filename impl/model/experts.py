@@ -127,7 +127,7 @@ class Router(nn.Module):
             probabilities = self._balanced(probabilities, by.view(-1, sequences), seq_len)
         order = choices.argsort(stable=True)
         if config.expert_capacity is not None:
-            most = ceil(config.expert_capacity * seq_len * per_token / config.experts)
+            most = ceil(min(config.expert_capacity * seq_len * per_token / config.experts, seq_len))
             before = (by.cumsum(0) - by).repeat_interleave(by, output_size=len(order))
             order, by = within(order, torch.arange(len(order), device=x.device) - before < most), by.clamp(max=most)
         weights = probabilities.gather(-1, chosen)

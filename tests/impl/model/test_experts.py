@@ -176,6 +176,13 @@ def test_bias_moves_choices_and_no_weights(serial: TensorParallel) -> None:
     torch.testing.assert_close(routing.weights[:, 0], softmax[:, 2])
 
 
+def test_a_capacity_larger_than_any_count_leaves_nothing_out(serial: TensorParallel) -> None:
+    for capacity in (1e20, 1e308):
+        layer = Experts(replace(MODEL, expert_capacity=capacity), serial).double()
+        torch.nn.init.zeros_(layer.router.weight)  # all tokens choose the same
+        assert layer.router(torch.ones(8, 16, dtype=torch.float64), 8).counts.sum() == 8 * MODEL.choices
+
+
 def test_a_router_of_no_numbers_gives_a_loss_of_none_and_no_error(serial: TensorParallel) -> None:
     layer = Experts(BALANCED, serial).double()
     for one in layer.parameters():
