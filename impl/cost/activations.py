@@ -210,7 +210,7 @@ class _Rank(Sizes):
         final = self.norm(self.own_tokens) * self.run.model.norms.final
         if self.run.model.family == "gpt":
             return final + self.own
-        masked = INDEX_BYTES * b * positions + b * positions * (4 * h + 2) * self.e
+        masked = b * positions * (INDEX_BYTES + ((3 + (self.run.model.mlp != "relu")) * h + 2) * self.e)
         pooled = b * h * self.e
         return final + self.activations * self.run.plan.cp + masked + pooled
 

@@ -125,7 +125,7 @@ CONTEXT = [
 
 
 def layouts() -> list[Run]:
-    """Every plan with other blocks and with norm placements; families, kinds of norm and so on in turn."""
+    """Every plan with other blocks and with norm placements; families, norms, MLPs' functions and so on in turn."""
     rest = cycle(product((0.1, 0.0), ("fp32", "bf16", "fp16", "fp64", "bf16")))  # 10, which 11 is no multiple of
     precisions: tuple[Precision, ...] = ("fp32", "bf16")
     blocks = [
@@ -134,6 +134,7 @@ def layouts() -> list[Run]:
         if (i + j) % 3 == 0
     ]
     norms, families = cycle(("layernorm", "rmsnorm", "dyt")), cycle(("gpt", "bert", "bert", "gpt"))
+    mlps = cycle(("gelu", "relu", "squared_relu", "gelu_erf", "relu"))
     context = [
         Run(
             model=replace(model, seq_len=12, attention_dropout=0.0 if plan.is_ring else None, kv_heads=None),
@@ -145,12 +146,12 @@ def layouts() -> list[Run]:
     ]  # fmt: skip
     return blocks + context + [
         Run(
-            model=replace(MODEL, family=family, norm_placement=placement, norm=norm, dropout=dropout),
+            model=replace(MODEL, family=family, norm_placement=placement, norm=norm, mlp=mlp, dropout=dropout),
             plan=plan, train=RECIPE, precision=precision,
         )
-        for (plan, placement), family, norm, (dropout, precision) in zip(
+        for (plan, placement), family, norm, mlp, (dropout, precision) in zip(
             [*product(SHARED, PLACEMENTS)][::2] + [(plan, "qk") for plan in PIPELINES],
-            families, norms, rest, strict=False,
+            families, norms, mlps, rest, strict=False,
         )
     ]  # fmt: skip
 
