@@ -169,9 +169,9 @@ def _layer_computed(place: Place, stage: Stage) -> Iterator[Moment]:
     if working := _inner_computed(place):  # the last product has freed its input and what was gathered for it
         yield mlp.plus(Moment(0, working - product - place.inner - place.activations * (place.parts > 1)))
     if model.mlp != "gelu":
-        function = {"gelu_erf": 1, "relu": 1, "squared_relu": 1, "swiglu": 4}[model.mlp] * place.inner
-        if place.of_experts and place.schedule.is_split:  # owed is what the last product's weight gradients need
-            function += place.activations * model.choices + product
+        function = place.activations * model.choices * (place.of_experts and place.schedule.is_split)  # rows are owed
+        freed = norms.inner + (not place.schedule.is_split) if model.mlp != "relu" else 0  # by a norm, by the product
+        function += ({"gelu_erf": 1, "relu": 1, "squared_relu": 3, "swiglu": 5}[model.mlp] - freed) * place.inner
         yield mlp.plus(Moment(0, function - product - place.activations * (place.parts > 1)))
     if core := _core_computed(place):
         attention = gradients + again + features + core

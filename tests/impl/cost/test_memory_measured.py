@@ -111,6 +111,8 @@ LAYOUTS = [
         for how in some
     ),
     run(normed("hybrid"), batch=8, pp=2, precision="bf16", schedule="zb_h1"),
+    *(run(replace(GPT, mlp=mlp), batch=8, pp=2, schedule="zb_h1") for mlp in ("squared_relu", "swiglu")),
+    run(replace(GPT, mlp="squared_relu", experts=4, experts_per_token=2)),
     run(SHARED),
     run(SHARED, recompute="full", precision="bf16"),
     run(SHARED, schedule="zb_h1", dp=2, zero_stage=2),
