@@ -205,18 +205,6 @@ def falls_less_at_larger_batches() -> list[float]:
     return [float(stats.t.sf(margin / math.sqrt(sum(variances)), freedom))]
 
 
-def larger_batches_pay() -> list[float]:
-    """Return the p that with recomputation the largest batch is no faster than the one that fits without."""
-    found = [
-        {"plan__recompute": "full", "train__global_batch": 32},
-        {"plan__recompute": "none", "train__global_batch": 2},
-    ]
-    return [greater(*(
-        [tokens_per_second(one) for one in records("korthikanti2022/activation_recomputation", plan__pp=2, **which)]
-        for which in found
-    ))]  # fmt: skip
-
-
 def efficiency_of_shared_layers() -> list[float]:
     plain = {"plan__dp": 1, "plan__sequence_parallel": False, "plan__overlap_input_grad_reduce": True}
     one, two = (
@@ -313,8 +301,6 @@ SURE: dict[tuple[str, str], Callable[[], list[float]]] = {
     },
     ("megatron2019/tensor_parallel_scaling",
      "efficiency falls with the tensor-parallel degree while the model grows with it"): efficiency_of_shared_layers,
-    ("korthikanti2022/activation_recomputation",
-     "the larger batches that it has room for are faster still than what it costs"): larger_batches_pay,
     ("ptdp2021/pipeline_weak_scaling", "the rate per device falls with every increase of the pipeline ranks"): lambda: [
         greater(*line) for line in falls_over_stages()
     ],

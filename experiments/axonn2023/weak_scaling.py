@@ -96,9 +96,11 @@ def gains(records: Sequence[Record], *, recomputing: bool = True) -> list[tuple[
     """Return how much faster the fastest grid of each model is than the fastest other plan, on as many devices.
 
     Args:
-        recomputing: whether all plans compute every layer again; else as is faster.
+        recomputing: whether all plans compute every layer again; else as is faster, if some recompute nothing.
     """
     found = [one for one in points(records, flop_rate) if not one.is_oversubscribed]
+    if not recomputing and {way(one.run) for one in found} <= {GRID, MEGATRON}:
+        return []
     ours, theirs = (
         [one for one in found if way(one.run) in (all_again, *([] if recomputing else [nothing]))]
         for all_again, nothing in ((GRID, GRID_FREE), (MEGATRON, MEGATRON_FREE))

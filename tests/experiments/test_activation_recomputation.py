@@ -63,7 +63,8 @@ def verdicts(records: list[Record]) -> list[str]:
 def test_the_paper_tier_has_every_printed_point() -> None:
     assert {run.plan.world_size for run in EXPERIMENT.runs["smoke"]} == {2}
     paper = of_the_paper()
-    assert list(paper) == EXPERIMENT.runs["paper"]
+    assert list(paper) == EXPERIMENT.runs["paper"][:-5]
+    assert [run.train.global_batch for run in EXPERIMENT.runs["paper"][-5:]] == [16, 32, 64, 128, 256]
     assert len([run for run in paper if not math.isnan(published_share(run))]) == 4 * 4 + 8
     gains = [run for run, one in paper.items() if "published_gain" in one.printed]
     assert [run.plan.world_size for run in gains[::2]] == [8, 64, 280, 512]
@@ -118,7 +119,7 @@ def test_verdicts_on_the_papers_own_numbers(factor: Callable[[Run], float], turn
 
 def test_verdicts_of_small_runs() -> None:
     smoke = [made(run, run.train.global_batch**0.5 * SLOWER[way_of(run)]) for run in EXPERIMENT.runs["smoke"]]
-    assert verdicts(smoke) == [YES, ABSENT, YES, YES, ABSENT, YES, YES]
+    assert verdicts(smoke) == [YES, ABSENT, YES, YES, ABSENT, YES, NO], "as large batches fit without it"
     crowded = copy.deepcopy(smoke)  # rows of the same records are made once
     for record in crowded:
         record.ranks[0].activation_bytes = {"layer": 1, "model": 2}

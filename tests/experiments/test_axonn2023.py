@@ -29,7 +29,7 @@ from impl.cost.least_traffic import moved_bytes
 from impl.cost.place import Place
 from impl.cost.traffic import TRAVELS, collectives, state_traffic, step_traffic
 from impl.run import Run
-from tests.experiments.as_printed import NO, OPEN, YES, at_rate, fast, simulated, timed
+from tests.experiments.as_printed import ABSENT, NO, OPEN, YES, at_rate, fast, simulated, timed
 from tests.experiments.as_printed import collectives as counted
 from tests.experiments.as_printed import judged as verdicts
 
@@ -167,3 +167,5 @@ def test_verdicts_on_weak_scaling_turn() -> None:
     assert verdicts(claims, scaled(rates)) == [YES] * 5
     slow = {GRID: model * 0.8, GRID_FREE: model, MEGATRON: model, MEGATRON_FREE: model * 1.1}
     assert verdicts(claims, scaled(slow, largest=0.8)) == [NO] * 5
+    all_again = [at_rate(simulated(run), model) for run in weak_scaling.EXPERIMENT.runs["smoke"]]
+    assert verdicts(claims[3:4], all_again) == [ABSENT], "no plan recomputes nothing"
