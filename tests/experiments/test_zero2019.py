@@ -109,11 +109,14 @@ def test_throughput_verdicts() -> None:
     assert verdicts(THROUGHPUT, level)[1:4] == [NO] * 3
     smoke = [made(run, 2e9 if run.plan.zero_stage else 1e9) for run in THROUGHPUT.runs["smoke"]]
     assert verdicts(THROUGHPUT, smoke) == [YES, ABSENT, NO, ABSENT, YES]
-    smoke = copy.deepcopy(smoke)  # rows of the same records are made once
+    smoke, twice = (copy.deepcopy(smoke) for _ in range(2))  # rows of the same records are made once
     for record in smoke:
         if record.run.plan.zero_stage == 3 and (traffic := record.ranks[0].traffic):
             traffic["dp"]["all_gather"].bytes *= 2
     assert verdicts(THROUGHPUT, smoke)[4] == NO
+    for one in (one for record in twice for one in (record.ranks[0].traffic or {}).get("dp", {}).values()):
+        one.bytes *= 2
+    assert verdicts(THROUGHPUT, twice)[4] == NO, "all stages alike, but twice the parameters' bytes"
 
 
 def test_configurations_are_table_3s() -> None:
