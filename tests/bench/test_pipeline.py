@@ -106,7 +106,8 @@ def notes_of_simulation(stopwatch: list[Cell]) -> Iterator[str]:
     )
     yield (
         f"Four ranks: every pass sleeps, {1e3 * PASS:.0f} ms for all of a rank's layers, in place of computing, since "
-        f"they have two cores; {MICROBATCHES} microbatches, transfers taken as nothing. The rest is the engine's."
+        f"they have two cores; {MICROBATCHES} microbatches, transfers taken as nothing. Shortest: that in half of "
+        "1F1B's memory. The rest is the engine's."
     )
     for cost in stopwatch:
         yield (
