@@ -12,9 +12,7 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
-from typing import NamedTuple
 
 import submitit
 from submitit.core.utils import FailedSubmissionError, UncompletedJobError
@@ -51,14 +49,6 @@ SET_BY_ALL = (
 """Options that each script sets, or that no job may have, as a user's shell names the variables that override it."""
 SET_BY_SITE = ("account", "constraint", "partition", "qos", "reservation")
 """Options that a script sets if its site does; a user's shell may otherwise."""
-
-
-class Submitted(NamedTuple):
-    """Job that Slurm has accepted."""
-
-    number: str
-    minutes: int
-    """Its time limit."""
 
 
 @dataclass(frozen=True)
@@ -156,36 +146,33 @@ class Site:
         return sorted(visible_gpus(), key=in_use.count)[:ranks]
 
     def _submit(self, attempts: Sequence[Path], ranks: int, seconds: float, at_once: int) -> list[str]:
+        """Submit the attempts as one array, again while the controller does not answer; return the jobs' numbers."""
         root = _readable(submissions(attempts[0]))
         root.mkdir(parents=True, exist_ok=True)
         orders = Orders.found(attempts[0])
         threads = orders.threads if orders is not None else 1
-        rest, found = TRIES, list[Submitted]()
+        tries, submitted = 0, list[submitit.Job[None]]()
         while True:
             # a folder for each try: what was accepted without an answer, or by a harness then killed, finds none
-            rest, folder = rest - 1, Path(tempfile.mkdtemp(prefix=f"{attempts[0].name}-", dir=root))
-            submit = partial(self._jobs, folder, attempts, ranks, threads, seconds, at_once)
+            tries, folder = tries + 1, Path(tempfile.mkdtemp(prefix=f"{attempts[0].name}-", dir=root))
             try:
-                if found := _accepted(submit, is_last=rest == 0):
-                    break
+                limit = self.job_minutes(seconds)
+                executor = self._executor(folder, ranks, threads, limit, at_once)
+                # submitit prints what it then raises
+                with contextlib.redirect_stderr(io.StringIO()), _clean_shell(self.cluster):
+                    submitted = executor.map_array(supervise, [str(attempt) for attempt in attempts])
+                break
+            except (UncompletedJobError, FailedSubmissionError) as error:
+                why = " ".join(str(error).split())
+                if tries == TRIES or not any(text in why for text in BUSY):
+                    raise InputError(f"--on slurm: the cluster refuses the job: {why[:300]}") from None
             finally:
-                if not found:
+                if not submitted:
                     shutil.rmtree(folder, ignore_errors=True)
             time.sleep(PAUSE_SECONDS)
-        for attempt, job in zip(attempts, found, strict=True):
-            keep(attempt, "slurm", job.number, job.minutes * 60.0, str(folder / job.number))
-        return [job.number for job in found]
-
-    def _jobs(
-        self, folder: Path, attempts: Sequence[Path], ranks: int, threads: int, seconds: float, at_once: int
-    ) -> list[Submitted]:
-        """Submit the attempts, and return their jobs."""
-        limit = self.job_minutes(seconds)
-        executor = self._executor(folder, ranks, threads, limit, at_once)
-        # submitit prints what it then raises
-        with contextlib.redirect_stderr(io.StringIO()), _clean_shell(self.cluster):
-            jobs = executor.map_array(supervise, [str(attempt) for attempt in attempts])
-        return [Submitted(job.job_id, limit) for job in jobs]
+        for attempt, job in zip(attempts, submitted, strict=True):
+            keep(attempt, "slurm", job.job_id, limit * 60.0, str(folder / job.job_id))
+        return [job.job_id for job in submitted]
 
     def _executor(self, folder: Path, ranks: int, threads: int, limit: int, at_once: int) -> "SlurmExecutor":
         """Return an executor for jobs of this shape; its files are in the folder, which all nodes see."""
@@ -244,21 +231,6 @@ def _readable(folder: Path) -> Path:
     if "%" in str(folder) or not str(folder).isprintable():
         raise InputError(f"--on slurm: {str(folder)!r} has a % or a control character; give another --out")
     return folder
-
-
-def _accepted(submit: Callable[[], list[Submitted]], *, is_last: bool) -> list[Submitted]:
-    """Submit, and return the jobs; none if the controller does not answer, unless it is the last try.
-
-    Raises:
-        InputError: the cluster refuses, or this was the last try.
-    """
-    try:
-        return submit()
-    except (UncompletedJobError, FailedSubmissionError) as error:
-        why = " ".join(str(error).split())
-        if is_last or not any(text in why for text in BUSY):
-            raise InputError(f"--on slurm: the cluster refuses the job: {why[:300]}") from None
-        return []
 
 
 @contextlib.contextmanager
