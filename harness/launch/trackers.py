@@ -27,9 +27,6 @@ from harness.records.store import RESUMED, Document, loads, read_json
 from impl.errors import InputError, in_one_line
 from impl.run import to_dict
 
-Name = str
-PACKAGES: dict[Name, str] = {"tensorboard": "tensorboard", "wandb": "wandb", "mlflow": "mlflow"}
-"""Package that each tracker needs."""
 PROJECT = "lmscale"
 FOLDER = "tracked"
 """Folder of what trackers write, in that of the records."""
@@ -38,7 +35,7 @@ KEEP_SECONDS = 5.0
 Values = Mapping[str, float]
 
 
-def tracker_names(names: str) -> tuple[Name, ...]:
+def tracker_names(names: str) -> tuple[str, ...]:
     """Return the trackers in a list with commas.
 
     Raises:
@@ -46,13 +43,12 @@ def tracker_names(names: str) -> tuple[Name, ...]:
     """
     found = tuple(dict.fromkeys(filter(None, (name.strip() for name in names.split(",")))))
     for name in found:
-        if name not in PACKAGES:
-            raise InputError(f"--track {name}: no such tracker; valid: {', '.join(PACKAGES)}, several with commas")
-        if find_spec(PACKAGES[name]) is None:
-            there = [other for other, package in PACKAGES.items() if find_spec(package)]
+        if name not in KINDS:
+            raise InputError(f"--track {name}: no such tracker; valid: {', '.join(KINDS)}, several with commas")
+        if find_spec(name) is None:
             raise InputError(
-                f"--track {name}: the package {PACKAGES[name]} is not installed; `pip install {PACKAGES[name]}`, or "
-                f"all of them with `pip install 'lmscale[trackers]'`; valid here: {', '.join(there) or 'none'}"
+                f"--track {name}: the package {name} is not installed; `pip install {name}`, or all of them with "
+                f"`pip install 'lmscale[trackers]'`; valid here: {', '.join(filter(find_spec, KINDS)) or 'none'}"
             )
     return found
 
@@ -176,15 +172,14 @@ def _flat(config: Document, before: str = "") -> Iterator[tuple[str, Any]]:
         yield from _flat(value, f"{before}{name}.") if isinstance(value, dict) else [(before + name, value)]
 
 
-KINDS: dict[Name, Callable[[Opening], Tracker]] = {
-    "tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow,
-}  # fmt: skip
+KINDS: dict[str, Callable[[Opening], Tracker]] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
+"""Trackers by the name of the package that each needs."""
 
 
 class Followed:
     """Run that is passed on: its open trackers, and the places in the logs of its attempt."""
 
-    def __init__(self, path: Path, lock: IO[str], kept: Kept, trackers: dict[Name, Tracker]) -> None:
+    def __init__(self, path: Path, lock: IO[str], kept: Kept, trackers: dict[str, Tracker]) -> None:
         self.path, self.lock, self.kept, self.trackers = path, lock, kept, trackers
         self.written = 0.0
         self.read: dict[Path, int] = {}
@@ -207,7 +202,7 @@ class Trackers:
     """Trackers of a sweep; one that fails is left, with a message, and training goes on."""
 
     def __init__(
-        self, names: Sequence[Name] = (), folder: Path = Path(), message: Callable[[str], None] = lambda _: None
+        self, names: Sequence[str] = (), folder: Path = Path(), message: Callable[[str], None] = lambda _: None
     ) -> None:
         self.names, self.folder, self.message = list(names), folder.resolve() / FOLDER, message
         self.followed: dict[str, Followed] = {}
@@ -258,7 +253,7 @@ class Trackers:
             label = "".join(c if c.isalnum() or c in "-_.=" else "-" for c in point.label)
             kept = Kept(f"{label}-{attempt.name}"[-120:])
         kept.attempt = attempt.name
-        trackers = dict[Name, Tracker]()
+        trackers = dict[str, Tracker]()
         for name in list(self.names):
             opening = Opening(self.folder, group, kept.name, to_dict(point.run), kept.ids.get(name, ""))
             with self._kept_going(name):
@@ -289,7 +284,7 @@ class Trackers:
         found.lock.close()
 
     @contextmanager
-    def _kept_going(self, name: Name) -> Iterator[None]:
+    def _kept_going(self, name: str) -> Iterator[None]:
         """Leave a tracker that fails out from then on, after one line on why."""
         try:
             with redirect_stdout(io.StringIO()):  # where a verb may print JSON

@@ -6,6 +6,7 @@ import subprocess
 import sys
 from collections.abc import Iterator, Sequence
 from importlib import import_module
+from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -54,7 +55,7 @@ class Broken(Kept):
 def kinds(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setitem(KINDS, "kept", Kept)
     monkeypatch.setitem(KINDS, "broken", Broken)
-    monkeypatch.setitem(trackers.PACKAGES, "kept", "json")
+    monkeypatch.setattr(trackers, "find_spec", lambda name: name == "kept" or find_spec(name))
     monkeypatch.setattr(Kept, "all", [])
 
 
@@ -176,9 +177,9 @@ def test_without_trackers_nothing_is_written(tmp_path: Path) -> None:
 
 
 def test_a_tracker_that_is_missing_is_refused_in_one_line(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setitem(trackers.PACKAGES, "wandb", "no_such_package")
-    assert "pip install no_such_package" in refused("run", "quickstart", "--track", "kept,wandb")
     assert "valid: tensorboard, wandb, mlflow" in refused("run", "quickstart", "--track", "tensorbord")
+    monkeypatch.setitem(KINDS, "no_such_package", Kept)
+    assert "pip install no_such_package" in refused("run", "quickstart", "--track", "kept,no_such_package")
     assert "needs --out" in refused("train", "--track", "kept")
 
 
