@@ -1,4 +1,4 @@
-"""Other orders of a plan's passes: schedules that the closed form does not know, and how short any order could be."""
+"""Plans that the closed form does not know: other orders of a plan's passes, and ranks that divide hidden features."""
 
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import replace
@@ -10,6 +10,7 @@ from harness.predict.simulation import Done, vocabulary_of
 from harness.tune.search import Judged
 from impl.data.batches import head_positions
 from impl.errors import InputError
+from impl.fields import divisors
 from impl.pipeline.bound import Problem, lower_bound
 from impl.pipeline.schedule import Action, Op
 from impl.pipeline.schedules import SCHEDULES, build
@@ -24,6 +25,8 @@ from impl.simulator.system import System
 OTHERS = tuple(name for name in SCHEDULES if name not in PERIODIC)
 """Schedules that are judged by events only."""
 CHUNKS = (1, 2)
+MOST_OF_GRIDS = 5
+"""Fastest plans with tensor parallelism of which grids are judged."""
 PARTS = 4
 """Units of time in the shortest pass, to which a searched problem's times are rounded."""
 
@@ -47,6 +50,16 @@ def in_other_orders(
         changed = {**row, "schedule": name, "chunks": chunks}
         if name in OTHERS and not run_of(changed, base).problems():
             yield changed
+
+
+def in_grids(rows: Iterable[Judged], base: Run, *, splits: bool) -> Iterator[Judged]:
+    """Yield the first rows with tensor-parallel ranks as each possible grid (`tp3`); none where tokens are split."""
+    for row in [row for row in rows if row["tp"] > 1 and not splits][:MOST_OF_GRIDS]:
+        z = run_of(row, base).plan.zero if row["zero_stage"] == 3 else 1
+        for y in divisors(row["tp"])[1:]:
+            changed = {**row, "sequence_parallel": False, "tp3": (row["tp"] // y, y, z)}
+            if not run_of(changed, base).problems():
+                yield changed
 
 
 def shortest(run: Done, system: System, seconds: float, search: float) -> dict[str, Any]:

@@ -18,9 +18,8 @@ from harness.predict.systems import load_system
 from harness.records.store import Store
 from harness.records.writable import require_writable
 from harness.terminal import Flag, Given, parse_bytes, print_json, shown, shown_progress
-from harness.tune.grids import in_grids
 from harness.tune.measured import Machine, compared, run_here
-from harness.tune.orders import in_other_orders, others_of, shortest
+from harness.tune.orders import in_grids, in_other_orders, others_of, shortest
 from harness.tune.report import GIB, print_search
 from harness.tune.search import (
     Journal,
