@@ -1,14 +1,7 @@
-"""The best of all plans: by the closed form, then judged by events or real runs; and Optuna's search for them.
+"""The best of all plans: by the closed form, then judged by events or real runs; and Optuna's search for them."""
 
-Judgements are kept in a journal, failures with their reasons, and are not repeated.
-"""
-
-import contextlib
-import hashlib
 import itertools
-import json
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -156,48 +149,10 @@ def shapley(values: np.ndarray) -> np.ndarray:
     return abs(found).reshape(values.ndim, -1).mean(axis=1)
 
 
-@dataclass(frozen=True)
-class Journal:
-    """Judgements of runs by one judge of one system, a line each in a file that is only appended to."""
-
-    path: Path | None
-    """File of the journal; None: it is not kept."""
-    judge: str
-
-    @classmethod
-    def of(cls, path: Path | None, *judge: object) -> "Journal":
-        """Return the journal of the judge that these values define."""
-        if path is not None:
-            path.parent.mkdir(parents=True, exist_ok=True)
-        return cls(path, hashlib.sha256(repr(judge).encode()).hexdigest()[:12])
-
-    def read(self) -> dict[str, Judged]:
-        """Return judgements by the runs' ids; truncated lines are skipped."""
-        found: dict[str, Judged] = {}
-        if self.path is not None and self.path.exists():
-            for line in self.path.read_text(encoding="utf-8").splitlines():
-                with contextlib.suppress(ValueError, TypeError, KeyError):
-                    entry = json.loads(line)
-                    if entry["judge"] == self.judge:
-                        found[entry["id"]] = entry["judged"]
-        return found
-
-    def write(self, run_id: str, judged: Judged) -> None:
-        if self.path is not None:
-            with self.path.open("a", encoding="utf-8") as file:
-                file.write(json.dumps({"judge": self.judge, "id": run_id, "judged": judged}) + "\n")
-
-
-def judged(rows: Iterable[Mapping[str, Any]], base: Run, judge: Judge, journal: Journal) -> list[Judged]:
-    """Return each plan with its judgement, new or from the journal; an impossible plan is a failure with its reason."""
-    known, found = journal.read(), []
-    for row in rows:
-        run = run_of(row, base)
-        if run.id not in known:
-            known[run.id] = _judgement(judge, run)
-            journal.write(run.id, known[run.id])
-        found.append({"id": run.id, **row, **known[run.id]})
-    return found
+def judged(rows: Iterable[Mapping[str, Any]], base: Run, judge: Judge) -> list[Judged]:
+    """Return each plan with its judgement; an impossible plan is a failure with its reason."""
+    runs = ((row, run_of(row, base)) for row in rows)
+    return [{"id": run.id, **row, **_judgement(judge, run)} for row, run in runs]
 
 
 def judged_until(
@@ -224,6 +179,8 @@ def study_of(name: str, path: Path | None = None, seed: int = 0) -> "Study":
     import optuna
     from optuna.storages.journal import JournalFileBackend
 
+    if path is not None:
+        path.parent.mkdir(parents=True, exist_ok=True)
     optuna.logging.set_verbosity(optuna.logging.WARNING)
     storage = path and optuna.storages.JournalStorage(JournalFileBackend(str(path)))
     sampler = optuna.samplers.TPESampler(seed=seed, multivariate=True)
@@ -231,18 +188,17 @@ def study_of(name: str, path: Path | None = None, seed: int = 0) -> "Study":
 
 
 def searched(
-    journal: Journal, plans: Plans, first: Iterable[Judged], base: Run, judge: Judge, trials: int
+    study: "Study", plans: Plans, first: Iterable[Judged], base: Run, judge: Judge, trials: int
 ) -> list[Judged]:
     """Return plans that Optuna proposes until `trials` are judged; a failure is a failed trial.
 
     Args:
-        journal: journal next to whose file the trials are kept, and from which the search resumes.
+        study: trials so far, from which the search resumes.
         plans: all valid plans; knobs take their values, and combinations that are no valid plan fail at once.
         first: plans to begin with.
     """
     from optuna.trial import TrialState
 
-    study = study_of(journal.judge, journal.path and journal.path.with_suffix(".optuna"))
     world = plans.run(0, base).plan.world_size
     choices = {knob: list(plans.values(knob)) for knob in KNOBS if knob != "dp"}
     dps = set(plans.values("dp"))

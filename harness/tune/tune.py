@@ -1,12 +1,13 @@
 """The verb `tune`: the best parallel plans for a model on a described system, and what matters most in them."""
 
+import hashlib
 import math
 import time
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from functools import cached_property, partial
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
@@ -22,7 +23,6 @@ from harness.tune.measured import Machine, compared, run_here
 from harness.tune.orders import in_grids, in_other_orders, others_of, shortest
 from harness.tune.report import GIB, print_search
 from harness.tune.search import (
-    Journal,
     Judged,
     agreement,
     best_by_value,
@@ -34,6 +34,7 @@ from harness.tune.search import (
     judged_until,
     ranked,
     searched,
+    study_of,
     unbeaten,
 )
 from impl.cost.parameters import count_parameters
@@ -46,6 +47,9 @@ from impl.simulator.closed_form import ClosedForm
 from impl.simulator.constants import CONSTANTS
 from impl.simulator.plans import KNOBS, Plans, every, run_of
 from impl.simulator.system import System
+
+if TYPE_CHECKING:
+    from optuna import Study
 
 BATCH = 1536
 """Sequences; 3.1 million tokens where they have 2,048, as GPT-3's batches (Brown et al. 2020, table 2.1)."""
@@ -173,11 +177,11 @@ class Task:
         """Return the interval of a plan's seconds, and what makes them doubtful."""
         return interval(self.system, self.simulated(run_of(row, self.base)), row["seconds"])
 
-    def journal(self, out: Path | None, judge: str) -> Journal:
-        """Return the journal of a judge, in a folder of `out` if there is one."""
+    def study(self, out: Path | None, judge: str) -> "Study":
+        """Return the Optuna study of what a judge says of these plans, kept in a folder of `out` if there is one."""
         known = self.system.as_dict(), CONSTANTS, sorted(self.system.habits.fields.keys() - self.given(self.base))
-        path = out and out / "tune" / f"{judge}.jsonl"
-        return Journal.of(path, judge, self.base, *known, self.limit, self.gpus)
+        name = hashlib.sha256(repr((judge, self.base, *known, self.limit, self.gpus)).encode()).hexdigest()[:12]
+        return study_of(name, out and out / "tune" / f"{judge}.optuna")
 
 
 def tune(
@@ -221,7 +225,7 @@ def tune(
         measure: Number of plans that are run on this machine.
         steps: Training steps of each of these.
         device_memory: Memory of a device that a plan may use, as 80GB or 40GiB; by default 95% of it, or less.
-        out: Folder of measured records and of the journal, from which the same command continues.
+        out: Folder of measured records and of trials, from which the same command continues.
         json: Print one JSON document on standard output.
     """
     global_batch, precision = _of_file(default, given, global_batch, precision)
@@ -230,7 +234,7 @@ def tune(
     task = Task(base_of(default, found, precision, recipe), found, gpus, _room(found, device_memory), fix)
     task = replace(task, base=task.simulated(task.base).asked, others=others_of(others, fix), grids=grids)
     real = _here(out, found) if measure and out is not None else None
-    document, inside = _search(task, top, out, search)
+    document, inside = _search(task, top, search)
     if trials:
         document["trials"] = _trials(task, inside, document["best"][: measure or top], trials, real, out)
     if real is not None:
@@ -251,6 +255,8 @@ def _require_numbers(trials: int, measure: int, search: float, out: Path | None,
     if min(trials, measure, search) < 0 or (measure and out is None):
         numbers = f"--trials {trials}, --measure {measure}, --search {search:g}"
         raise InputError(f"{numbers}: must be 0 or more; --measure needs --out")
+    if out is not None and not (trials or measure):
+        raise InputError("--out: is of what is tried and measured; valid with --trials or --measure")
 
 
 def _room(system: System, wanted: str | None = None) -> float:
@@ -287,7 +293,7 @@ def best_plan(base: Run, system: System, gpus: int, fix: Sequence[str] = ()) -> 
     """
     base = replace(base, plan=Plan(bucket_bytes=base.plan.bucket_bytes), train=replace(base.train, microbatch=1))
     task = Task(base, system, gpus, _room(system), fix)
-    best = _search(task, TOP, None)[0]["best"]
+    best = _search(task, TOP)[0]["best"]
     if not best:
         raise InputError(f"of the {TOP} fastest plans none is as small as it was estimated; valid: more devices")
     return best[0]
@@ -300,19 +306,19 @@ def _precision(system: System, wanted: Precision | None) -> Precision:
     return wanted or known[0]
 
 
-def _trusted(task: Task, plans: Plans, seconds: np.ndarray, out: Path | None) -> list[Judged]:
+def _trusted(task: Task, plans: Plans, seconds: np.ndarray) -> list[Judged]:
     """Return the fastest plans of kinds without doubt among those that fit by the closed form, as judged by events."""
     kept = np.flatnonzero(task.is_trusted(plans))
     if not len(kept):
         return []
     some = plans.take(kept)
     rows = [some.row(i) for i in ranked(some, seconds[kept], TRUSTED)]
-    found = judged(rows, task.base, task.events, task.journal(out, "events"))
+    found = judged(rows, task.base, task.events)
     good = [task.with_warnings(row) for row in found if "reason" not in row]
     return sorted(good, key=lambda row: row["seconds"])
 
 
-def _search(task: Task, top: int, out: Path | None, search: float = 0.0) -> tuple[dict[str, Any], Plans]:
+def _search(task: Task, top: int, search: float = 0.0) -> tuple[dict[str, Any], Plans]:
     """Return the document of the search, and the plans that fit."""
     plans, form = task.plans(), task.form()
     begin = time.perf_counter()
@@ -330,7 +336,7 @@ def _search(task: Task, top: int, out: Path | None, search: float = 0.0) -> tupl
     rows = list(map(row_of, chosen))
     rows += in_grids(rows, task.base, splits=plans["sequence_parallel"].min()) if task.grids else ()
     rows += _in_other_orders(task, plans, found.seconds)
-    judge = lambda of: judged(shown_progress(of, "events"), task.base, task.events, task.journal(out, "events"))
+    judge = lambda of: judged(shown_progress(of, "events"), task.base, task.events)
     first = judge(rows)
     more = judged_until(judge, [row_of(i) for i in shapes[top:] if i not in chosen], top, first)
     by_row, estimated = first + more, first[: len(chosen)] + more
@@ -350,7 +356,7 @@ def _search(task: Task, top: int, out: Path | None, search: float = 0.0) -> tupl
         "failed": [row for row in by_row if "reason" in row],
         "importance": importance(inside, times),
         "best_by_value": best_by_value(inside, times),
-        "trusted": _trusted(task, inside, times, out),
+        "trusted": _trusted(task, inside, times),
         "order": _order(task, best, search),
     }
     return document, inside
@@ -382,7 +388,7 @@ def _trials(
 ) -> list[Judged]:
     """Return Optuna's proposals as judged by events or real runs, the fastest first, then those that failed."""
     judge = task.events if real is None else lambda run: real([run])[0]
-    rows = searched(task.journal(out, "runs" if real else "events"), plans, first, task.base, judge, trials)
+    rows = searched(task.study(out, "runs" if real else "events"), plans, first, task.base, judge, trials)
     if real is not None:
         rows = [row | {"predicted_seconds": task.events(run_of(row, task.base))["seconds"]} for row in rows]
     rows = [task.with_warnings(row) if "reason" not in row else row for row in rows]

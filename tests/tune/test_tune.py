@@ -1,6 +1,5 @@
 """The verb `tune`: all plans of a small model on a few devices, and what it says about them."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,7 +11,7 @@ import yaml
 
 from harness.predict.systems import load_system
 from harness.tune import measured, search
-from harness.tune.search import Journal, best_by_value, front, importance, judged, judged_until, ranked, searched
+from harness.tune.search import best_by_value, front, importance, judged, judged_until, ranked, searched, study_of
 from impl.errors import InputError
 from impl.model.config import ModelConfig
 from impl.recipe import Recipe
@@ -170,22 +169,14 @@ def test_no_order_of_the_passes_is_shorter_than_the_bound() -> None:
     assert "its table is too large to search" in call("tune", *large, *few).output
 
 
-def test_the_journal_is_gone_on_from(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    first = told(*FEW, "--out", tmp_path)
-    lines = (tmp_path / "tune" / "events.jsonl").read_text().splitlines()
-    assert len(lines) == len({json.loads(line)["id"] for line in lines}) >= 4
-    monkeypatch.setattr("harness.tune.tune.predicted", lambda *_: pytest.fail("it is known"))
-    again = told(*FEW, "--out", tmp_path)
-    assert again["best"] == first["best"]
-
-
 def test_what_is_kept_of_a_system_is_not_taken_for_another_of_its_name(tmp_path: Path) -> None:
     one, slower = load_system("selene"), tmp_path / "selene.yaml"
     half = {name: replace(peak, value=peak.value / 2) for name, peak in one.device.peak_flops.items()}
     slower.write_text(yaml.safe_dump(replace(one, device=replace(one.device, peak_flops=half)).as_dict()))
-    first = told(*FEW, "--out", tmp_path)
-    again = told(*[slower if word == "selene" else word for word in FEW], "--out", tmp_path)
-    assert again["best"][0]["seconds"] > 1.2 * first["best"][0]["seconds"]
+    trials = ("--out", tmp_path, "--trials", "2")
+    first = told(*FEW, *trials)["trials"]
+    again = told(*[slower if word == "selene" else word for word in FEW], *trials)["trials"]
+    assert again[0]["seconds"] > 1.2 * first[0]["seconds"]
 
 
 def test_trials_begin_with_what_the_knobs_can_say_and_keep_to_what_is_fixed() -> None:
@@ -205,6 +196,7 @@ def test_trials_begin_with_what_the_knobs_can_say_and_keep_to_what_is_fixed() ->
         ((*SMALL, "--device-memory", "1GB"), "plans fits"),
         ((*SMALL, "--device-memory", "120GiB"), "--device-memory 120GiB: a device of selene has 80 GiB"),
         ((*SMALL, "--measure", "2"), "--measure needs --out"),
+        ((*SMALL, "--out", "plans"), "--out: is of what is tried and measured; valid with --trials or --measure"),
         ((*SMALL, "--trials", "-1"), "must be 0 or more"),
         (
             (*SMALL, "--others", "gpipe"),
@@ -251,33 +243,22 @@ def with_tp(plans: Plans, *degrees: int) -> list[dict[str, Any]]:
     return [plans.row(int(np.flatnonzero(plans["tp"] == tp)[0])) for tp in degrees]
 
 
-def test_failures_are_kept_with_their_reason(tmp_path: Path, plans: Plans) -> None:
-    asked: list[str] = []
-
+def test_an_impossible_plan_has_the_reason(plans: Plans) -> None:
     def judge(run: Run) -> dict[str, Any]:
-        asked.append(run.id)
         if run.plan.tp == 4:
             raise InputError("too many")
         return {"seconds": float(run.plan.tp)}
 
-    journal = Journal.of(tmp_path / "journal.jsonl", "test")
-    rows = with_tp(plans, 1, 4)
-    first = judged(rows, BASE, judge, journal)
-    assert [one.get("reason") for one in first] == [None, "too many"]
-    with (tmp_path / "journal.jsonl").open("a") as file:
-        file.write('{"judge": "cut o')
-    assert judged(rows, BASE, judge, journal) == first
-    assert len(asked) == 2
-    judged(rows, BASE, judge, Journal.of(tmp_path / "journal.jsonl", "another"))
-    assert len(asked) == 4
+    found = judged(with_tp(plans, 1, 4), BASE, judge)
+    assert [one.get("reason") for one in found] == [None, "too many"]
 
 
 def test_optuna_searches_goes_on_and_keeps_failures(tmp_path: Path, plans: Plans) -> None:
     def judge(run: Run) -> dict[str, Any]:
         return {"reason": "oom: too large"} if run.plan.tp == 4 else {"seconds": float(run.plan.tp)}
 
-    journal = Journal.of(tmp_path / "journal.jsonl", "test")
-    search_on = lambda trials: searched(journal, plans, with_tp(plans, 4, 2), BASE, judge, trials)
+    study = lambda: study_of("test", tmp_path / "kept" / "trials.optuna")
+    search_on = lambda trials: searched(study(), plans, with_tp(plans, 4, 2), BASE, judge, trials)
     found = search_on(4)
     assert [one.get("reason") for one in found][:2] == ["oom: too large", None]
     again = search_on(6)
