@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
 
 import tyro
 
@@ -23,14 +22,6 @@ from harness.terminal import Flag, print_json, print_tables, shown_progress
 from impl.errors import InputError
 
 
-class Shown(NamedTuple):
-    """What an experiment says of a table or figure."""
-
-    experiment: Experiment
-    tables: list[tuple[str, Table]]
-    """The verdicts on its claims about it, and its own tables, each with where its records are from."""
-
-
 def show(what: tyro.conf.Positional[tuple[str, ...]], /, *, out: Path | None = None, json: Flag = False) -> int:
     """Show a table or figure of a paper: the published numbers, and what our runs say of it.
 
@@ -42,11 +33,14 @@ def show(what: tyro.conf.Positional[tuple[str, ...]], /, *, out: Path | None = N
     place, experiments = located(" ".join(what))
     name = f"{references.title(place.paper)}, {place}"
     published = printed_table(f"{name}, as published", references.printed(place.paper).get(place, []))
-    found = [shown(each, records_of(each, out), place) for each in shown_progress(experiments, "reading records")]
+    found = [
+        (each, tables_about(place, each, records_of(each, out)))
+        for each in shown_progress(experiments, "reading records")
+    ]
     if json:
         documents = [
-            {**described(each.experiment), "tables": [{"runs": runs, **as_json(t)} for runs, t in each.tables]}
-            for each in found
+            {**described(experiment), "tables": [{"runs": runs, **as_json(table)} for runs, table in tables]}
+            for experiment, tables in found
         ]
         numbers = as_json(published)
         return print_json({"paper": place.paper, "place": str(place), "published": numbers, "experiments": documents})
@@ -90,8 +84,11 @@ def located(text: str) -> tuple[Place, list[Experiment]]:
     return place, [load(name) for name in known[place]]
 
 
-def shown(experiment: Experiment, records: Sequence[Record], place: Place) -> Shown:
-    """Return the verdicts on an experiment's claims about a place, and its table of the largest tier of each kind."""
+def tables_about(place: Place, experiment: Experiment, records: Sequence[Record]) -> list[tuple[str, Table]]:
+    """Return what an experiment says of a place, each table with where its records are from.
+
+    These are the verdicts on its claims about the place, and its own table of the largest tier of each kind of record.
+    """
     own = experiment.id.partition("/")[0]
     of_place = [one for one in verdicts_of(experiment, records) if place in references.places(one.claim.source, own)]
     tables = [("claims about it", verdicts_table(experiment.id, of_place))] if of_place else []
@@ -100,4 +97,4 @@ def shown(experiment: Experiment, records: Sequence[Record], place: Place) -> Sh
         tier = next((tier for tier in TIERS[::-1] if any(record.tier == tier for record in of_kind)), None)
         table = (experiment.table or throughput_table)([record for record in of_kind if record.tier == tier])
         tables += [(f"{kind}, tier {tier}", table)] if len(table.frame) else []
-    return Shown(experiment, tables)
+    return tables

@@ -95,6 +95,7 @@ def require_certified(chosen: Sequence[Point], store: Store, saving: Saving) -> 
 
 
 def sweep(chosen: list[Point], store: Store, datasets: Datasets, options: Options) -> None:
+    """Bring every point to a record, with a display and trackers; tests that are to train nothing replace this."""
     trackers = Trackers(tracker_names(options.saving.track), store.out)
     with Display(len(chosen), trackers=trackers) as display:
         Sweep(store, datasets, options, display).run(chosen)

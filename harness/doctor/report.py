@@ -93,7 +93,7 @@ class Rank:
         """Join the other ranks; return the rank's device."""
         from harness.rank.rendezvous import join
 
-        return join(orders, self.rank, self.local_rank, self.world_size, self.rendezvous).device
+        return join(orders, self.rank, self.local_rank, self.world_size, self.rendezvous)[0]
 
 
 def report_of(attempt: Path, rank: int) -> Path:

@@ -10,7 +10,6 @@ import sys
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import replace
 from multiprocessing import connection, get_context
 from multiprocessing.process import BaseProcess
 from pathlib import Path
@@ -84,8 +83,7 @@ def _wait_for_others(attempt: Path, orders: Orders) -> None:
 def _supervise(attempt: Path, orders: Orders, rank: int, gpus: Sequence[str], launcher: int) -> None:
     signal.signal(signal.SIGTERM, signal.SIG_DFL)
     with suppress(KeyboardInterrupt):
-        task = Task(rank, orders.ranks, rank, str(launcher))
-        task = replace(task, job=attempt.name, hosts=orders.hosts) if orders.hosts else task
+        task = Task(rank, orders.ranks, rank, attempt.name, orders.hosts or Task.hosts)
         Supervisor(attempt, orders, task, gpus=gpus, parent=launcher).run()
 
 

@@ -14,7 +14,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from datetime import timedelta
-from typing import NamedTuple, TypeVar
+from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -33,15 +33,12 @@ class RendezvousError(RuntimeError):
     """The ranks did not find each other."""
 
 
-class Joined(NamedTuple):
-    """Device of a rank that has joined the others, and a store that all of them share."""
+def join(
+    orders: Orders, rank: int, local_rank: int, world_size: int, rendezvous: str
+) -> tuple[torch.device, dist.Store]:
+    """Join the other ranks of the run; return this rank's device, and a store that all of them share.
 
-    device: torch.device
-    store: dist.Store
-
-
-def join(orders: Orders, rank: int, local_rank: int, world_size: int, rendezvous: str) -> Joined:
-    """Join the other ranks of the run, and choose a device; for DeepSpeed also set the variable LOCAL_RANK.
+    For DeepSpeed the variable LOCAL_RANK is set, too.
 
     Args:
         rendezvous: file://PATH, or tcp://HOST:PORT,PORT,...
@@ -68,7 +65,7 @@ def join(orders: Orders, rank: int, local_rank: int, world_size: int, rendezvous
         raise
     except (OSError, RuntimeError) as error:
         raise RendezvousError(one_line(error)) from error
-    return Joined(device.device, store)
+    return device.device, store
 
 
 def _store(rendezvous: str, rank: int, world_size: int, token: str, timeout: timedelta) -> dist.Store:

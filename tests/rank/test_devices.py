@@ -152,7 +152,7 @@ def test_a_rank_takes_the_gpu_of_its_number_among_those_it_sees(
     for local_rank, index in enumerate(indices):
         monkeypatch.setenv("LOCAL_RANK", str(local_rank))
         place = f"file://{tmp_path}/rendezvous-{local_rank}"
-        assert join(made_up(device="cuda"), local_rank, local_rank, 4, place).device == torch.device("cuda", index)
+        assert join(made_up(device="cuda"), local_rank, local_rank, 4, place)[0] == torch.device("cuda", index)
         assert taken[-2:] == [(index, "set"), (index, "nccl")], "bound before its groups are made"
         assert devices.os.environ["LOCAL_RANK"] == str(index), "what DeepSpeed reads"
         assert doctor_rank.host_report(Rank(tmp_path, 0, local_rank, 4, place), "cuda").device == f"GPU {index}"
