@@ -1,7 +1,6 @@
 """The verb `bench`: the repository's benchmarks, run by pytest, and their changes since a baseline."""
 
 import json as json_format
-import math
 import os
 import signal
 import subprocess
@@ -21,6 +20,7 @@ from harness.analysis.json_tables import as_json
 from harness.analysis.render import Column, Table
 from harness.bench.history import history as tell_history
 from harness.bench.reports import BASELINE, FOLDER, MS, Report, name_of
+from harness.launch.flags import require_positive
 from harness.records.environment import CODE
 from harness.records.store import write_atomically
 from harness.terminal import Flag, print_json, print_tables
@@ -55,8 +55,7 @@ def bench(
             which its time changed by more than the tolerance.
         json: Print one JSON document on standard output.
     """
-    if not 0 < tolerance < math.inf:
-        raise InputError(f"--tolerance {tolerance}: must be more than 0, and finite")
+    require_positive(tolerance=tolerance)
     if history and (keep or compare):
         raise InputError("--history: measures nothing; valid without --keep and --compare")
     if history:
@@ -64,11 +63,7 @@ def bench(
     before = _baseline(compare) if compare else None
     _require_benchmarks()
     keep = keep and keep.resolve()
-    try:
-        names = _chosen(only)
-        status, now = _measured(names, keep, quiet=json)
-    except KeyboardInterrupt:
-        return _leave(None, keep)
+    status, now = _measured(_chosen(only), keep, quiet=json)
     if status == INTERRUPTED:
         return _leave(now, keep)
     if now is None or status not in (NONE_FAILED, SOME_FAILED):

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Literal
 
 import psutil
 import yaml
@@ -16,6 +15,7 @@ from harness.calibrate.system import Measurements, system_of
 from harness.doctor.checks import BUSY_PERCENT, LOOK_SECONDS
 from harness.doctor.measuring import failure_of, follow, orders, started
 from harness.doctor.report import Report, report_of
+from harness.launch.flags import DeviceChoice, require_positive
 from harness.launch.slurm import DeviceKind, Site
 from harness.predict.systems import SUFFIXES
 from harness.rank.devices import gpu_count
@@ -38,7 +38,7 @@ HEAD = """# Measured by `{command}`.
 def calibrate(
     *,
     out: Path,
-    device: DeviceKind | Literal["auto"] = "auto",
+    device: DeviceChoice = "auto",
     ranks: int | None = None,
     precision: tuple[Precision, ...] = ("fp32",),
     threads: int = 1,
@@ -101,8 +101,7 @@ def _require(out: Path, site: Site, ranks: int, precisions: Sequence[str], threa
     for name, value in (("ranks", ranks), ("threads", threads)):
         if value < 1:
             raise InputError(f"--{name} {value}: must be 1 or more")
-    if not 0 < wait < float("inf"):
-        raise InputError(f"--wait {wait}: must be more than 0, and finite")
+    require_positive(wait=wait)
     if not precisions or len(set(precisions)) < len(precisions) or "fp8" in precisions:
         raise InputError("--precision: one of each, at least one; valid: fp32, bf16, fp16, fp64")
     if reason := site.why_invalid(ranks):

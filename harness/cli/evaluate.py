@@ -98,7 +98,8 @@ def evaluate(
     run = _run_of(saved, data, evaluation, batch)
     if reason := next(iter(run.untrainable()), None) or missing_inputs(run):
         raise InputError(reason)
-    found = _scored(saved, run, "cuda" if device == "auto" and gpu_count() else device.replace("auto", "cpu"), lm_eval)
+    chosen = ("cuda" if gpu_count() else "cpu") if device == "auto" else device
+    found = _scored(saved, run, chosen, lm_eval)
     columns = COLUMNS if lm_eval else COLUMNS[:3]
     frame = pd.DataFrame([{column.key: getattr(one, column.key) for column in columns} for one in found])
     notes = ("Difference: of perplexities relative to ours, of accuracies as it is.",) if lm_eval else ()

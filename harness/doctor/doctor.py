@@ -4,7 +4,6 @@ from collections import Counter
 from collections.abc import Iterator, Sequence
 from dataclasses import asdict
 from pathlib import Path
-from typing import Literal
 
 from rich.console import Console
 
@@ -14,6 +13,7 @@ from harness.doctor.measuring import failure_of, follow, orders, started
 from harness.doctor.ranks import of_ranks, rank_table, time_table
 from harness.doctor.report import HostReport, report_of
 from harness.experiment.folders import OWN
+from harness.launch.flags import DeviceChoice, require_positive
 from harness.launch.site_file import read_cluster
 from harness.launch.slurm import DeviceKind, Site, Where
 from harness.rank.devices import gpu_count
@@ -37,7 +37,7 @@ def doctor(
     partition: str | None = None,
     account: str | None = None,
     ranks_per_node: int | None = None,
-    device: DeviceKind | Literal["auto"] = "auto",
+    device: DeviceChoice = "auto",
     out: Path = OWN,
     wait: float = 300.0,
     json: Flag = False,
@@ -56,8 +56,7 @@ def doctor(
         wait: Seconds to wait for the ranks, including the cluster's queue.
         json: Print one JSON document on standard output.
     """
-    if not 0 < wait < float("inf"):
-        raise InputError(f"--wait {wait}: must be more than 0, and finite")
+    require_positive(wait=wait)
     cluster = read_cluster(site, partition=partition, account=account, ranks_per_node=ranks_per_node)
     gpus = gpu_count() if on == "local" else 0
     chosen: DeviceKind = ("cuda" if gpus else "cpu") if device == "auto" else device
