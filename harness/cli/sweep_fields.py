@@ -1,15 +1,15 @@
 """Option --sweep: values of a run's fields, each with every other."""
 
 import contextlib
-import dataclasses
 import difflib
 import itertools
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from typing import Any, get_type_hints
 
 from pydantic import TypeAdapter, ValidationError
 
+from harness.records.labels import FIELDS
 from impl.errors import InputError
 from impl.run import Run, with_fields
 
@@ -42,23 +42,16 @@ def swept(runs: Sequence[Run], sweep: Sequence[str]) -> list[Run]:
 
 def _value(name: str, text: str) -> Any:
     """Return the value that a text has as a field of a run."""
-    types = dict(_types(Run))
-    if name not in types:
-        near = difflib.get_close_matches(name, types, n=3) or ["plan.tp", "model.norm_placement", "train.lr", "seed"]
+    if name not in FIELDS:
+        near = difflib.get_close_matches(name, FIELDS, n=3) or ["plan.tp", "model.norm_placement", "train.lr", "seed"]
         raise InputError(f"--sweep {name!r:.60}: a run has no such field; valid: FIELD=A,B, such as {', '.join(near)}")
-    kind = TypeAdapter(types[name])
+    of: Any = Run
+    for part in name.split("."):
+        of = get_type_hints(of, include_extras=True)[part]
+    kind = TypeAdapter(of)
     with contextlib.suppress(ValidationError):
         return kind.validate_json("null" if text == "none" else text)  # before words, for choices of numbers
     try:
         return kind.validate_strings(text)
     except ValidationError as error:
         raise InputError(f"--sweep {name}={text:.40}: {error.errors()[0]['msg']}") from None
-
-
-def _types(of: type, prefix: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield the fields of a configuration by dotted name, with their types, nested ones in place of their groups."""
-    for name, kind in get_type_hints(of, include_extras=True).items():
-        if dataclasses.is_dataclass(kind) and isinstance(kind, type):
-            yield from _types(kind, f"{prefix}{name}.")
-        else:
-            yield prefix + name, kind

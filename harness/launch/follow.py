@@ -1,6 +1,5 @@
 """Progress of a sweep: what its attempts write is shown on a terminal as bars, elsewhere as lines."""
 
-import os
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -18,6 +17,7 @@ from rich.progress import (
 
 from harness.experiment.experiment import Point
 from harness.launch.trackers import Trackers
+from harness.rank.failure import end_of
 from harness.rank.results import step_of
 from harness.records.printable import printable
 from harness.records.record import Record
@@ -159,10 +159,5 @@ class Follower:
 
 def latest_steps(log: Path) -> list[Document]:
     """Return the last steps in whole lines of a growing log; other lines are ignored."""
-    try:
-        with log.open("rb") as file:
-            file.seek(max(0, file.seek(0, os.SEEK_END) - TAIL_BYTES))
-            lines = file.read().decode(errors="replace").split("\n")
-    except OSError:
-        return []
+    lines = end_of(log, TAIL_BYTES).split("\n")
     return [step for line in lines[-LATEST - 1 : -1] if (step := step_of(line)) is not None]

@@ -22,10 +22,11 @@ from typing import IO, Any, NamedTuple, Protocol
 from harness.experiment.experiment import Point
 from harness.rank.json_files import read_as, write_as
 from harness.rank.results import EVALUATIONS, MEMORY, step_of, steps_path
+from harness.records.labels import fields
 from harness.records.record import Record
 from harness.records.store import RESUMED, Document, loads, read_json
 from impl.errors import InputError, in_one_line
-from impl.run import to_dict
+from impl.run import Run, to_dict
 
 PROJECT = "lmscale"
 FOLDER = "tracked"
@@ -72,7 +73,7 @@ class Opening(NamedTuple):
     folder: Path
     group: str
     name: str
-    config: Document
+    run: Run
     known: str
     """Identifier that the tracker gave it before; "" for a new run."""
 
@@ -118,7 +119,7 @@ class WandB:
         quiet = wandb.Settings(silent=True, console="off", disable_git=True, x_disable_stats=True)
         self.run: Any = wandb.init(
             project=PROJECT, dir=str(opening.folder), id=self.id, name=opening.name, group=opening.group,
-            config=opening.config, mode=os.environ.get("WANDB_MODE") or "offline", resume="allow",
+            config=to_dict(opening.run), mode=os.environ.get("WANDB_MODE") or "offline", resume="allow",
             reinit="create_new", settings=quiet,
         )  # fmt: skip
         self.run.define_metric("step")
@@ -148,7 +149,7 @@ class MLflow:
         artifacts = (opening.folder / "mlflow").as_uri()
         of = found.experiment_id if found else self.client.create_experiment(opening.group, artifact_location=artifacts)
         run = self.client.create_run(of, run_name=opening.name).info.run_id
-        for name, value in _flat(opening.config):
+        for name, value in fields(opening.run).items():
             self.client.log_param(run, name, value)
         return run
 
@@ -164,12 +165,6 @@ class MLflow:
         """End the run."""
         if status:
             self.client.set_terminated(self.id, "FINISHED" if status == "ok" else "FAILED")
-
-
-def _flat(config: Document, before: str = "") -> Iterator[tuple[str, Any]]:
-    """Yield dotted names and values of a configuration."""
-    for name, value in config.items():
-        yield from _flat(value, f"{before}{name}.") if isinstance(value, dict) else [(before + name, value)]
 
 
 KINDS: dict[str, Callable[[Opening], Tracker]] = {"tensorboard": TensorBoard, "wandb": WandB, "mlflow": MLflow}
@@ -255,7 +250,7 @@ class Trackers:
         kept.attempt = attempt.name
         trackers = dict[str, Tracker]()
         for name in list(self.names):
-            opening = Opening(self.folder, group, kept.name, to_dict(point.run), kept.ids.get(name, ""))
+            opening = Opening(self.folder, group, kept.name, point.run, kept.ids.get(name, ""))
             with self._kept_going(name):
                 trackers[name] = KINDS[name](opening)
                 kept.ids[name] = trackers[name].id

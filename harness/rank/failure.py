@@ -108,12 +108,17 @@ def fail(attempt: Path, rank: int, cause: Cause, reason: str) -> None:
 
 def last_lines(attempt: Path, rank: int) -> list[str]:
     """Return the end of a rank's log."""
+    return end_of(attempt / f"rank-{rank}.log", LOG_BYTES).splitlines()[-LOG_LINES:]
+
+
+def end_of(path: Path, most: int) -> str:
+    """Return at most this many bytes at the end of a file as text; "" if it cannot be read."""
     try:
-        with open(attempt / f"rank-{rank}.log", "rb") as log:
-            log.seek(-min(LOG_BYTES, log.seek(0, os.SEEK_END)), os.SEEK_END)
-            return log.read().decode(errors="replace").splitlines()[-LOG_LINES:]
+        with path.open("rb") as file:
+            file.seek(max(0, file.seek(0, os.SEEK_END) - most))
+            return file.read().decode(errors="replace")
     except OSError:
-        return []
+        return ""
 
 
 def one_line(error: BaseException) -> str:
