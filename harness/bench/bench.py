@@ -70,9 +70,7 @@ def bench(
         print("error: no benchmark was measured; pytest's output above has the reason", file=sys.stderr)
         return 1
     table = compared(now, before, tolerance, all_of_them=only is None) if before else None
-    written = [str(keep / BASELINE)] if keep else []
-    if keep:
-        write_atomically(keep / BASELINE, _merged(now, _report(keep / BASELINE)))
+    written = [str(_kept(now, keep))] if keep else []
     if json:
         timings = [{"name": name, **stats.model_dump()} for name, stats in now.timings.items()]
         shown = as_json(table) if table is not None else None
@@ -89,8 +87,7 @@ def _leave(now: Report | None, keep: Path | None) -> int:
     """Keep what had been measured before an interrupt, and say so; return the exit status."""
     left = "no baseline written"
     if keep and now and now.benchmarks:
-        write_atomically(keep / BASELINE, _merged(now, _report(keep / BASELINE)))
-        left = f"what had been measured is in {keep / BASELINE}"
+        left = f"what had been measured is in {_kept(now, keep)}"
     print(f"interrupted; all ranks stopped, {left}", file=sys.stderr)
     return INTERRUPTED
 
@@ -164,17 +161,20 @@ def _report(path: Path) -> Report | None:
         return None
 
 
-def _merged(now: Report, earlier: Report | None) -> str:
-    """Return the report as it is committed: one line per benchmark, with the commit it was measured at.
+def _kept(now: Report, folder: Path) -> Path:
+    """Write the baseline in a folder, and return its path: one line per benchmark, with the commit it was measured at.
 
-    Benchmarks that only an earlier report of the same machine has are kept.
+    Benchmarks that only an earlier baseline there has, of the same machine, are kept.
     """
+    path = folder / BASELINE
+    earlier = _report(path)
     is_same = earlier is not None and earlier.machine == now.machine
     kept = {name_of(one.fullname): one for one in earlier.benchmarks} if earlier and is_same else {}
     kept |= {name_of(one.fullname): one.model_copy(update={"commit": now.commit}) for one in now.benchmarks}
     lines = ",\n".join(f"  {json_format.dumps(kept[name].model_dump())}" for name in sorted(kept))
     machine = json_format.dumps({"environment": now.environment}, indent=1)
-    return f'{{\n"machine_info": {machine},\n"benchmarks": [\n{lines}\n]\n}}\n'
+    write_atomically(path, f'{{\n"machine_info": {machine},\n"benchmarks": [\n{lines}\n]\n}}\n')
+    return path
 
 
 def _require_benchmarks() -> None:

@@ -51,7 +51,7 @@ VERBS = {
     "certify": Verb(
         "harness.cli.certify:certify", "Compare two certificates of runs, bit for bit", "certify here there"
     ),
-    "schema": Verb("harness.cli.schema:schema", "Print the JSON schema of a record", "schema"),
+    "schema": Verb("harness.cli.verbs:schema", "Print the JSON schema of a record", "schema"),
     "train": Verb("harness.cli.verbs:train", "Train one run", "train --model gpt-0.5m --plan.dp 2 --train.steps 20"),
     "timeline": Verb(
         "harness.cli.timeline:draw_timeline", "Draw a pipeline schedule", "timeline --plan.pp 4 --plan.schedule zb_h1"

@@ -290,6 +290,13 @@ def train(
     return 0 if record.status in FINISHED else 1
 
 
+def schema() -> int:
+    """Print the JSON schema of a record; docs/record.schema.json is the same."""
+    from harness.records import parse
+
+    return print_json(parse.schema())
+
+
 def _require_no_out(place: Place, run: Run) -> None:
     if place.on != "local":
         raise InputError(f"--on {place.on}: needs --out, a folder that all nodes see")

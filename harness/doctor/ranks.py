@@ -30,7 +30,7 @@ def of_ranks(
         mend = "check that all nodes see this code, its Python and --out; modules and container are the site file's"
         if state.startswith("pending"):
             mend = "the queue is long: a longer --wait, fewer --ranks, or another partition"
-        yield Check("ranks", "failed", f"no report from rank {_listed(missing)}: {why}", mend)
+        yield Check("ranks", "failed", f"no report from rank {', '.join(map(str, missing))}: {why}", mend)
         return
     yield check("ranks", f"{plan.world_size} on {_counted([report.host for report in found])}")
     yield from _hosts(found)
@@ -49,10 +49,6 @@ def _reason(failure: Failure | None, state: str, log: Sequence[str]) -> str:
         return f"the job is {state}{f': {last}' if last else ''}"
     is_known = not last or failure.reason.rpartition(": ")[2] in last
     return failure.reason if is_known else f"{failure.reason} ({last})"
-
-
-def _listed(ranks: Sequence[int]) -> str:
-    return ", ".join(map(str, ranks))
 
 
 def _counted(values: Sequence[str]) -> str:
@@ -95,12 +91,13 @@ def _meeting(plan: Plan, found: Sequence[HostReport], why: str) -> Iterator[Chec
     """Yield checks that the ranks have met, and that an all-reduce over every axis has ended; none after a failure."""
     mend = SHARED_GPU if "Duplicate GPU" in why else NETWORK  # NCCL's words
     if late := [report.rank for report in found if report.met_seconds is None]:
-        yield Check("meeting", "failed", f"rank {_listed(late)} met no other rank: {why}", mend)
+        yield Check("meeting", "failed", f"rank {', '.join(map(str, late))} met no other rank: {why}", mend)
         return
     yield check("meeting", f"all ranks after {max(report.met_seconds or 0.0 for report in found):.1f} s")
     for axis in (axis for axis in AXES if getattr(plan, axis) > 1):
         if lost := [report.rank for report in found if axis not in report.axes]:
-            yield Check(f"all-reduce {axis}", "failed", f"rank {_listed(lost)} did not return from it: {why}", mend)
+            ranks = ", ".join(map(str, lost))
+            yield Check(f"all-reduce {axis}", "failed", f"rank {ranks} did not return from it: {why}", mend)
             return
         seconds = max(report.axes[axis] for report in found)
         yield check(f"all-reduce {axis}", f"groups of {getattr(plan, axis)}, {seconds * 1e3:.1f} ms")

@@ -8,7 +8,7 @@ import psutil
 
 from harness.launch import texts
 from harness.launch.slurm import Site
-from harness.predict.memory import gpu_memory, in_one_line, predicted
+from harness.predict.memory import by_category, gpu_memory, predicted
 from harness.records.printable import several
 from harness.records.store import Document
 from harness.terminal import shown
@@ -158,7 +158,7 @@ def _memory(run: Run, tokenizer_size: int, site: Site) -> str | None:
         return None
     ranks = predicted(run, tokenizer_size, site.device)
     fullest = max(range(len(ranks)), key=lambda rank: ranks[rank].total)
-    parts = f"pipeline rank {fullest} ({in_one_line(ranks[fullest])})"
+    parts = f"pipeline rank {fullest} ({by_category(ranks[fullest])})"
     if site.device == "cuda":
         most, there = ranks[fullest].total, gpu_memory()
         if there is None or most <= there:

@@ -80,7 +80,7 @@ def tokenizer_size(run: Run) -> int:
     return TokenFolder.open(Path(run.data.dataset)).manifest.vocab_size
 
 
-def in_one_line(memory: Memory) -> str:
+def by_category(memory: Memory) -> str:
     """Return a rank's memory by category, in one line."""
     sizes = {name: size for name, size in memory.as_dict().items() if size and name != "total"}
     return ", ".join(f"{name} {shown(size)}" for name, size in sizes.items())

@@ -6,8 +6,8 @@ from typing import Any
 
 from harness.predict.doubt import doubt
 from harness.predict.interval import interval
-from harness.predict.memory import in_one_line
-from harness.predict.simulation import Done, given_by, predicted, simulated, vocabulary_of
+from harness.predict.memory import by_category
+from harness.predict.simulation import Done, predicted, simulated, vocabulary_of
 from harness.rank.collect import base_record
 from harness.records.store import SIMULATED, Document, Store
 from harness.terminal import shown
@@ -23,11 +23,11 @@ from impl.simulator.step import Prediction, stages_of
 from impl.simulator.system import System
 
 
-def document_of(run: Run, store: Store, system: System, given: Collection[str] | None = None) -> Document:
+def document_of(run: Run, store: Store, system: System, given: Collection[str]) -> Document:
     """Return a point's record, in the form of a measured one, or with the reason why there is no prediction.
 
     Args:
-        given: dotted names of the fields that are given; None: those that a point gives which varies alone.
+        given: dotted names of the fields that count as given.
     """
     document = base_record(run.id, store.experiment, store.tier, to_dict(run)) | {"source": SIMULATED}
     environment = {
@@ -38,7 +38,7 @@ def document_of(run: Run, store: Store, system: System, given: Collection[str] |
         "backend": "nccl" if system.device.kind == "cuda" else "gloo",
     }
     try:
-        asked = simulated(run, given_by(run, (), system) if given is None else given, system)
+        asked = simulated(run, given, system)
         run, found = asked.asked, predicted(asked.done, system)
     except InputError as error:
         return document | {"status": "invalid", "reason": str(error), "cause": "", "environment": environment}
@@ -74,7 +74,7 @@ def why_no_room(found: Prediction, system: System) -> str | None:
         return None
     rank, memory = max(enumerate(found.memory), key=lambda numbered: numbered[1].total)
     there = shown(system.device.memory_bytes.value)
-    return f"pipeline rank {rank} ({in_one_line(memory)}) needs {shown(memory.total)}, a device has {there}"
+    return f"pipeline rank {rank} ({by_category(memory)}) needs {shown(memory.total)}, a device has {there}"
 
 
 def _ranks(run: Done, vocab_size: int, found: Prediction, system: System) -> list[dict[str, Any]]:

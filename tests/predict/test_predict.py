@@ -17,6 +17,7 @@ from harness.experiment.claims import Claim, Evidence, tally
 from harness.experiment.claims_table import claims_table
 from harness.experiment.loading import load
 from harness.predict.simulated_record import document_of
+from harness.predict.simulation import given_by
 from harness.predict.systems import FOLDER, load_system, names
 from harness.records.labels import DEFAULTS, fields
 from harness.records.measures import frame
@@ -282,7 +283,8 @@ def test_a_simulated_record_is_never_taken_for_a_measured_one(predicted: tuple[P
 
 
 def simulated_of(run: Run, system: str = "selene") -> Record:
-    return of_document(document_of(run, Store(Path("out"), "made_up", "smoke", system), load_system(system)))
+    store, known = Store(Path("out"), "made_up", "smoke", system), load_system(system)
+    return of_document(document_of(run, store, known, given_by(run, (), known)))
 
 
 def measured_of(run: Run) -> Record:

@@ -161,7 +161,7 @@ def test_a_run_is_predicted_the_same_by_fields_by_rows_and_as_a_record(system: s
     runs = list(sampled(known, chance))
     given = list(map(given_in, runs))
     for run, row in zip(runs, by_rows(given, system, tmp_path / "all.csv"), strict=True):
-        record = document_of(run, Store(tmp_path, "made_up", "smoke", system), known)
+        record = document_of(run, Store(tmp_path, "made_up", "smoke", system), known, given_by(run, (), known))
         if row["problem"]:  # as a habit of the software makes it
             assert record["reason"] == row["problem"]
             continue
