@@ -29,7 +29,7 @@ ERRORS = 3.0
 LEAST = 3
 """Measurements of a series that may be divided."""
 OF_QUARTILES = 1.35
-"""Quartiles of a normal distribution are that many standard deviations apart."""
+"""Standard deviations between the quartiles of a normal distribution."""
 BARS = "▁▂▃▄▅▆▇█"
 COLUMNS = (
     *texts(name="Benchmark", machine="Machine"),
@@ -40,7 +40,7 @@ COLUMNS = (
 )
 
 
-class Measured(NamedTuple):
+class AtCommit(NamedTuple):
     """Benchmark at one commit."""
 
     commit: str
@@ -60,7 +60,7 @@ class Change(NamedTuple):
         return f"{100 * (self.ratio - 1):+.0f}% at {self.commit[:8]}"
 
 
-def changes(series: Sequence[Measured], tolerance: float) -> list[Change]:
+def changes(series: Sequence[AtCommit], tolerance: float) -> list[Change]:
     """Return the commits at which the time of a series changed."""
     logs = [math.log(one.seconds) for one in series]
     best, at = 0.0, 0
@@ -97,9 +97,9 @@ def committed() -> list[Report]:
     return found
 
 
-def series_of(reports: Sequence[Report]) -> dict[tuple[str, str], list[Measured]]:
+def series_of(reports: Sequence[Report]) -> dict[tuple[str, str], list[AtCommit]]:
     """Return what each machine measured of each benchmark, in order, each measurement once."""
-    found: dict[tuple[str, str], dict[str, Measured]] = {}
+    found: dict[tuple[str, str], dict[str, AtCommit]] = {}
     for report in reports:
         machine = ", ".join(str(value) for value in report.machine.values() if value is not None)
         for one in report.benchmarks:
@@ -108,7 +108,7 @@ def series_of(reports: Sequence[Report]) -> dict[tuple[str, str], list[Measured]
             commit = one.commit or report.commit or "unknown"
             if stats.rounds > 1:
                 measured = found.setdefault((name_of(one.fullname), machine), {})
-                measured.setdefault(f"{commit} {stats.median}", Measured(commit, stats.median, noise))
+                measured.setdefault(f"{commit} {stats.median}", AtCommit(commit, stats.median, noise))
     return {key: [*measured.values()] for key, measured in sorted(found.items())}
 
 
@@ -143,7 +143,7 @@ def history(only: str | None, tolerance: float, *, json: bool) -> int:
     return 0
 
 
-def course(series: Sequence[Measured]) -> str:
+def course(series: Sequence[AtCommit]) -> str:
     """Return a series as bars, the slowest one the highest."""
     low, high = (pick(one.seconds for one in series) for pick in (min, max))
     top = len(BARS) - 1

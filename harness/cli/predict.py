@@ -34,7 +34,7 @@ from impl.run import Run, to_dict
 from impl.simulator.step import Prediction
 from impl.simulator.system import OWN_STACK, Calibration, System
 
-AXES = {
+WAITS_FOR = {
     "tp": "within layers",
     "cp": "for tokens",
     "pp": "for other stages",
@@ -43,7 +43,7 @@ AXES = {
     "ep": "for experts",
     "zero": "parameters",
 }
-"""Waits of a rank, by the axis that it communicates over."""
+"""What a rank waits for, in words, by the axis that it communicates over."""
 
 
 @dataclass(frozen=True)
@@ -254,8 +254,8 @@ def _print(document: Mapping[str, Any], found: Prediction, system: System) -> No
     if not system.stack.startswith(OWN_STACK):
         print("memory is that of this suite's engine; other software may keep more, as all logits in fp32")
     if document["assumed"]:
-        told = ", ".join(f"{name} {value}" for name, value in document["assumed"].items())
-        print(f"not given, and assumed for {system.name}: {told}")
+        assumed = ", ".join(f"{name} {value}" for name, value in document["assumed"].items())
+        print(f"not given, and assumed for {system.name}: {assumed}")
     for warning in [*filter(None, [why_no_room(found, system)]), *document["warnings"]]:
         print(f"warning: {warning}")
 
@@ -266,5 +266,5 @@ def _seconds(seconds: float) -> str:
 
 def _exposed(found: Prediction) -> str:
     """Return waits as `1.2 s within layers (6%)`, for every axis that takes a thousandth of the step."""
-    waits = {AXES.get(axis, axis): s for axis, s in found.exposed.items() if s > 1e-3 * found.seconds}
+    waits = {WAITS_FOR.get(axis, axis): s for axis, s in found.exposed.items() if s > 1e-3 * found.seconds}
     return ", ".join(f"{_seconds(s)} {text} ({s / found.seconds:.1%})" for text, s in waits.items())

@@ -40,7 +40,9 @@ RENEWALS = 3
 OWNER = "owner.json"
 TOKEN_BYTES = 8
 TAKEN = (errno.ENOTEMPTY, errno.EEXIST)
+"""Errors of a rename to a point that another harness has claimed."""
 LOST = (errno.ENOENT, errno.ESTALE)
+"""Errors of a rename of a claim that is gone."""
 
 
 class ClaimLost(Exception):  # noqa: N818  (nothing went wrong here)

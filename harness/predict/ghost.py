@@ -30,7 +30,7 @@ MOST_RANKS, MOST_PASSES, MOST_LAYERS = 2**14, 2**18, 2**13
 BACKEND = {"cuda": "nccl", "cpu": "gloo"}
 WITHOUT_EFFECT = ("lr", "min_lr", "weight_decay", "beta1", "beta2", "eps")
 """Fields of a recipe that do not change what ranks do."""
-WHAT = {
+HOLDS = {
     "uses": "no operation uses the memory of what is under way before it is awaited",
     "orders": "every group's collectives and every pair's transfers are the same on all their ranks, and nothing hangs",
     "equal ranks": "the last ranks of dp, cp and tp do what the first do",
@@ -38,7 +38,7 @@ WHAT = {
     "schedule": "the pipeline's transfers are those of the schedule's table",
     "passes": "what is sent within layers is the simulator's list, pass by pass",
 }
-"""What holds where nothing is found, by what is checked."""
+"""What is true of the ranks if a check finds no problem, by the name of the check."""
 
 
 def ghost(
@@ -206,7 +206,7 @@ def _print(run: Run, found: Mapping[str, Any], device_memory: str | None) -> Non
         for line in lines:
             print(f"problem ({name}): {line}")
         if not lines:
-            print(f"{name}: {WHAT[name]}")
+            print(f"{name}: {HOLDS[name]}")
     if device_memory is not None:
         print(f"{found['fit']} {device_memory}: {shown(found['fullest_bytes'])}")
 

@@ -10,7 +10,7 @@ HOUR = 3600.0
 LEAST, MOST = 1e-15, 1e15
 """Bounds of hours and seconds: the arithmetic holds between them."""
 NEAR = 1e-4
-"""Argument below which Lambert's W is its series: in its own argument digits are lost there."""
+"""Value of `root` below which a series gives the best interval: so near its branch point Lambert's W loses digits."""
 
 
 @dataclass(frozen=True)

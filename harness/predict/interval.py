@@ -98,7 +98,7 @@ def log_bounds(known: Calibration | None, run: Run) -> tuple[float, float]:
 
 
 def unaligned(run: Done, system: System) -> list[str]:
-    """Return what heads cost that the device's units for matrix products cannot take, and which heads they can."""
+    """Return a doubt about heads that tensor cores cannot take: what they cost, and the nearest that can be taken."""
     model, tp = run.model, run.plan.tp
     fits = lambda heads: is_aligned(system, run.precision, model.hidden_size // heads)
     if fits(model.num_heads):

@@ -84,7 +84,7 @@ def with_imbalance(run: Done, system: System, measured: tuple[float, ...]) -> Sy
     return replace(system, habits=replace(system.habits, imbalance=measured[len(measured) // 2]))
 
 
-def with_uneven_experts(run: Done, system: System, measured: tuple[float, ...] = ()) -> Quantiles:
+def with_uneven_experts(run: Done, system: System, measured: tuple[float, ...]) -> Quantiles:
     """Return quantiles of a step whose ranks wait for the fullest of those that share a layer's experts.
 
     A step takes the longer the fuller that rank is, so that its quantiles are the steps at the imbalance's.

@@ -16,6 +16,7 @@ PORTS = range(20_000, 32_000)
 PORTS_OF_JOB = 5
 LOOPBACK = "127.0.0.1"
 DISCARD = 9
+"""Port of another host for which a route is looked up; nothing is sent to it."""
 
 
 def place(attempt: Path, hosts: Sequence[str], node: int, job: str | None) -> str:

@@ -21,7 +21,7 @@ def visible_gpus() -> tuple[str, ...]:
     return _visible(*map(os.environ.get, (CUDA, HIP, ROCR)))
 
 
-@cache  # counting loads the driver's library each time
+@cache  # counting loads the driver's library each time; it depends on all three variables
 def _visible(cuda: str | None, hip: str | None, _rocr: str | None) -> tuple[str, ...]:
     import torch
 

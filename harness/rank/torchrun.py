@@ -29,7 +29,9 @@ NAMES = ("RANK", "LOCAL_RANK", "WORLD_SIZE", "LOCAL_WORLD_SIZE", "GROUP_RANK", "
 """Variables that torchrun sets."""
 EXAMPLE = "torchrun --nnodes 2 --nproc-per-node 4 --rdzv-backend c10d --rdzv-endpoint HOST:29500 -m lmscale run ..."
 LONG = timedelta(days=365)
+"""Timeout of torchrun's store: processes wait in it for as long as the sweep goes on."""
 END = "end"
+"""What is announced after the last attempt."""
 
 
 @dataclass(frozen=True)

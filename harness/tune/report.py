@@ -134,6 +134,6 @@ def _print_knobs(shares: Mapping[str, float], by_value: Mapping[str, Mapping[str
     table = Table(*heads, title="what matters most", title_justify="left")
     for knob in sorted(by_value, key=lambda knob: -shares.get(knob, 0.0)):
         values = sorted(by_value[knob].items(), key=lambda item: item[1])
-        told = ", ".join(f"{value} {seconds:.4g}" for value, seconds in values[:8])
-        table.add_row(knob, f"{shares.get(knob, 0.0):.0%}", told + (", ..." if len(values) > 8 else ""))
+        fastest = ", ".join(f"{value} {seconds:.4g}" for value, seconds in values[:8])
+        table.add_row(knob, f"{shares.get(knob, 0.0):.0%}", fastest + (", ..." if len(values) > 8 else ""))
     console(table).print(table)

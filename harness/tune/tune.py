@@ -60,7 +60,7 @@ TOKENS = 4096
 TOP = 20
 """Plans of different shape that are compared by events."""
 MOST = 5
-"""Times as many are compared where the first do not fit."""
+"""Largest factor by which more plans are compared by events where the first do not fit."""
 SHAPES = 5
 """Shapes of a pipeline that are judged in other schedules."""
 TRUSTED = 5

@@ -7,18 +7,18 @@ from pathlib import Path
 import pytest
 
 from harness.bench import history
-from harness.bench.history import Measured, changes, committed, course, series_of
+from harness.bench.history import AtCommit, changes, committed, course, series_of
 from harness.bench.reports import Report
 from tests.harness.calls import call, refused
 
 NOISE = 0.02
 
 
-def series(*seconds: float, noise: float = NOISE) -> list[Measured]:
-    return [Measured(f"commit{i:02}", value, noise) for i, value in enumerate(seconds)]
+def series(*seconds: float, noise: float = NOISE) -> list[AtCommit]:
+    return [AtCommit(f"commit{i:02}", value, noise) for i, value in enumerate(seconds)]
 
 
-def noisy(seed: int, *levels: tuple[float, int]) -> list[Measured]:
+def noisy(seed: int, *levels: tuple[float, int]) -> list[AtCommit]:
     source = random.Random(seed)
     return series(*(level * source.gauss(1, NOISE) for level, count in levels for _ in range(count)))
 
