@@ -98,10 +98,7 @@ def _require(out: Path, site: Site, ranks: int, precisions: Sequence[str], threa
     if out.is_dir() or not out.resolve().parent.is_dir():
         raise InputError(f"--out {out}: {'is a folder' if out.is_dir() else 'its folder does not exist'}")
     require_writable(out.resolve().parent)
-    for name, value in (("ranks", ranks), ("threads", threads)):
-        if value < 1:
-            raise InputError(f"--{name} {value}: must be 1 or more")
-    require_positive(wait=wait)
+    require_positive(ranks=ranks, threads=threads, wait=wait)
     if not precisions or len(set(precisions)) < len(precisions) or "fp8" in precisions:
         raise InputError("--precision: one of each, at least one; valid: fp32, bf16, fp16, fp64")
     if reason := site.why_invalid(ranks):

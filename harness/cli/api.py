@@ -60,7 +60,7 @@ def run(
     """
     from harness.cli.sweeps import carry_out, nothing_written, site_of
     from harness.launch.attempt import Options, why_refused
-    from harness.launch.flags import Saving
+    from harness.launch.flags import Place, Saving
 
     _require_tier(tier)
     if isinstance(what, str):
@@ -70,7 +70,7 @@ def run(
         name, tier, runs = OF_RUNS, "smoke", [what] if isinstance(what, Run) else list(what)
     chosen, store, saving = points(runs, only), Store(Path(out), name, tier), Saving(track=track)
     saving.require(Path(out))
-    options = Options(site=site_of("local", "auto", runs), saving=saving)
+    options = Options(site=site_of(Place(), runs), saving=saving)
     with nothing_written(store) as datasets:
         ends = {one.id for one in chosen}
         for point in chosen:

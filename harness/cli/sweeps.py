@@ -4,16 +4,14 @@ import contextlib
 import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
-from typing import Literal
 
 from harness.experiment.experiment import Point
 from harness.launch.attempt import Options
 from harness.launch.dry_run import none_can_run
-from harness.launch.flags import DeviceChoice, Saving
+from harness.launch.flags import Place, Saving
 from harness.launch.follow import Display
 from harness.launch.preflight import Datasets
-from harness.launch.site_file import Cluster
-from harness.launch.slurm import Site, Where
+from harness.launch.slurm import Site
 from harness.launch.sweep import Sweep
 from harness.launch.trackers import Trackers, tracker_names
 from harness.predict.systems import load_system
@@ -29,28 +27,21 @@ from impl.run import Run
 from impl.simulator.system import System
 
 
-def site_of(
-    on: Where | Literal["torchrun"],
-    device: DeviceChoice,
-    runs: Sequence[Run],
-    cluster: Cluster | None = None,
-    *,
-    allow_oom: bool = False,
-    is_there: bool = True,
-) -> Site:
+def site_of(place: Place, runs: Sequence[Run], *, is_there: bool = True) -> Site:
     """Return the site to run at; `auto` takes GPUs if they suffice for every run, so that all run on the same device.
 
     Raises:
-        InputError: the site is not available, though it should be.
+        InputError: its settings are not valid, or it is not available, though it should be (`is_there`).
     """
-    joined = torchrun.join() if on == "torchrun" else None
+    joined = torchrun.join() if place.on == "torchrun" else None
+    device, cluster = place.device, place.cluster()
     if device == "auto":
         here = joined[0].per_node if joined else max(run.plan.world_size for run in runs)
-        device = "cuda" if on != "slurm" and gpu_count() >= here else "cpu"
+        device = "cuda" if place.on != "slurm" and gpu_count() >= here else "cpu"
     if joined is not None:
-        return Site("local", device, allow_oom, cluster or Cluster(), joined[0], joined[1].put)
-    assert on != "torchrun"
-    site = Site(on, device, allow_oom, cluster or Cluster())
+        return Site("local", device, place.allow_oom, cluster, joined[0], joined[1].put)
+    assert place.on != "torchrun"
+    site = Site(place.on, device, place.allow_oom, cluster)
     if is_there:
         site.require()
     return site

@@ -129,9 +129,8 @@ def run(
     _require_together(detach, ghost and (json or not dry_run), place, saving, jobs or 1)
     chosen = which.chosen(TIERS[0])
     found, _, store, points = chosen
-    runs = [point.run for point in points]
     require_certified(points, store, saving)
-    site = site_of(place.on, place.device, runs, place.cluster(), allow_oom=place.allow_oom, is_there=not dry_run)
+    site = site_of(place, [point.run for point in points], is_there=not dry_run)
     how = {"forecast": forecaster(forecast, site), "profile": profile or found.profiles, "jobs": jobs, "detach": detach}
     options = Options(**vars(trying), site=site, saving=saving, **how)
     with nothing_written(store, which.data) as datasets:
@@ -263,7 +262,7 @@ def train(
         return 0
     trying.require()
     saving.require(out)
-    site = site_of(place.on, place.device, [config], place.cluster(), allow_oom=place.allow_oom)
+    site = site_of(place, [config])
     if out is None:
         _require_no_out(place, config)
     with tempfile.TemporaryDirectory() as scratch:

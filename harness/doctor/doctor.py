@@ -56,15 +56,13 @@ def doctor(
         wait: Seconds to wait for the ranks, including the cluster's queue.
         json: Print one JSON document on standard output.
     """
-    require_positive(wait=wait)
     cluster = read_cluster(site, partition=partition, account=account, ranks_per_node=ranks_per_node)
     gpus = gpu_count() if on == "local" else 0
     chosen: DeviceKind = ("cuda" if gpus else "cpu") if device == "auto" else device
     here = gpus if gpus and chosen == "cuda" else 2
     count = ranks if ranks is not None else here if on == "local" else 2 * cluster.ranks_per_node
     where = Site(on=on, device=chosen, cluster=cluster)
-    if count < 1:
-        raise InputError(f"--ranks {count}: must be 1 or more")
+    require_positive(wait=wait, ranks=count)
     if (on == "slurm" or chosen == "cpu") and (reason := where.why_invalid(count)):
         raise InputError(f"--ranks {count}: {reason}")
     report = Findings(quiet=json)

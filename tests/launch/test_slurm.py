@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 
 from harness.cli.sweeps import site_of
+from harness.launch.flags import Place
 from harness.launch.site_file import Cluster, read_cluster
 from harness.launch.slurm import Site, minutes
 from harness.rank import slurm_queue
@@ -52,8 +53,8 @@ def test_ranks_fill_the_nodes_of_a_cluster_evenly(ranks: int, fits: bool) -> Non
 def test_auto_takes_gpus_only_where_every_point_has_them(monkeypatch: pytest.MonkeyPatch) -> None:
     for gpus, device in ((0, "cpu"), (1, "cpu"), (2, "cuda"), (8, "cuda")):
         monkeypatch.setattr("harness.cli.sweeps.gpu_count", lambda gpus=gpus: gpus)
-        assert site_of("local", "auto", runs(1, 2)).device == device
-    assert site_of("local", "cpu", runs(1, 2)).device == "cpu"
+        assert site_of(Place(), runs(1, 2)).device == device
+    assert site_of(Place(device="cpu"), runs(1, 2)).device == "cpu"
 
 
 def test_more_ranks_than_gpus_is_invalid_with_the_way_out(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -14,6 +14,7 @@ from harness.cli.sweeps import site_of
 from harness.doctor import rank as doctor_rank
 from harness.doctor.measuring import orders
 from harness.doctor.report import Rank
+from harness.launch.flags import Place
 from harness.launch.slurm import Site
 from harness.predict import memory as memory_verb
 from harness.rank import devices, jobs
@@ -81,7 +82,7 @@ def test_gpus_are_those_that_the_variable_leaves(
     machine(**{} if cuda is None else {"CUDA": cuda})
     assert list(visible_gpus()) == seen
     assert gpu_count() == len(seen)
-    assert site_of("local", "auto", [Run()]).device == ("cuda" if seen else "cpu")
+    assert site_of(Place(), [Run()]).device == ("cuda" if seen else "cpu")
 
 
 def test_a_change_of_the_variable_is_seen(machine: Callable[..., None], monkeypatch: pytest.MonkeyPatch) -> None:
