@@ -195,7 +195,7 @@ def _default(argv: list[str]) -> tuple[Run, frozenset[str]]:
     A named size takes the place of the file's model.
     """
     file, size = _take(argv, "--config", "a file with a run"), _take(argv, "--model", "the name of a model size")
-    run, given = run_in(Path(file), argv) if file is not None else (Run(), frozenset[str]())
+    run, given = run_in(Path(file), _given(argv)) if file is not None else (Run(), frozenset[str]())
     if size is not None:
         run = dataclasses.replace(run, model=named(size))
         given |= sized(run.model)

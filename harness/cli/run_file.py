@@ -1,7 +1,7 @@
 """The option `--config FILE` of verbs with the fields of a run: a run in a TOML or JSON file, or that of a record."""
 
 import tomllib
-from collections.abc import Sequence
+from collections.abc import Container
 from operator import attrgetter
 from pathlib import Path
 from typing import Any
@@ -19,10 +19,10 @@ RECORDED = "config"
 """Field of a record that has the fields of its run."""
 
 
-def run_in(path: Path, words: Sequence[str]) -> tuple[Run, frozenset[str]]:
+def run_in(path: Path, given: Container[str]) -> tuple[Run, frozenset[str]]:
     """Return the run in a file, other fields at their defaults, and the fields that the file has, by dotted name.
 
-    A schedule or norm placement that is not packaged is code, which a file alone cannot name.
+    A schedule or norm placement that is not packaged is code, which a file cannot name unless the field is `given` too.
 
     Raises:
         InputError: the file is none of a run; names the first field that is not valid.
@@ -33,7 +33,6 @@ def run_in(path: Path, words: Sequence[str]) -> tuple[Run, frozenset[str]]:
         run = from_dict(fields)
     except ValidationError as error:
         raise InputError(f"{path}: {type(error).__name__}: {error}") from None
-    given = {word.partition("=")[0].removeprefix("--").replace("-", "_") for word in words}
     for field in FIELDS:
         name = attrgetter(field)(run)
         if name in code_of(run) and names_code(field, name) and field not in given:
