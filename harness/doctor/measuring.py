@@ -1,7 +1,5 @@
 """Attempts of ranks that measure instead of training: started by the launcher, followed to their end, and removed."""
 
-import os
-import secrets
 import shutil
 import tempfile
 import time
@@ -9,13 +7,12 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from harness.launch.slurm import Site, Where
+from harness.launch.slurm import Site, Where, orders_at
 from harness.rank import jobs
 from harness.rank.failure import Failure, first_failure
 from harness.rank.job import JobState
 from harness.rank.orders import Orders
-from harness.records.environment import CODE
-from impl.run import Run, to_dict
+from impl.run import Run
 
 COLLECTIVE_SECONDS = 30.0
 """Timeout of a collective, which takes milliseconds between hosts that are connected."""
@@ -26,22 +23,12 @@ POLL_SECONDS: dict[Where, float] = {"local": 0.25, "slurm": 2.0}
 def orders(run: Run, site: Site, wait: float, module: str) -> Orders:
     """Return orders for ranks that execute this module instead of a training worker."""
     return Orders(
-        config=to_dict(run),
+        **orders_at(site, run),
         module=module,
-        ranks=run.plan.world_size,
-        on=site.on,
-        device=site.device,
-        interface=site.cluster.interface,
-        container=tuple(site.cluster.container),
-        code=CODE,
-        folder=Path.cwd(),
-        submitted=time.time(),
-        token=secrets.token_hex(16),
         time_limit_seconds=wait,
         collective_timeout_seconds=COLLECTIVE_SECONDS,
         hang_seconds=0,  # these ranks send no heartbeats
         requeues=0,
-        driver_pid=os.getpid() if site.on == "local" else None,
     )
 
 

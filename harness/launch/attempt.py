@@ -1,9 +1,6 @@
 """Points of a sweep on their way to a record: the options, the orders of an attempt, and why there can be none."""
 
-import os
 import re
-import secrets
-import time
 from collections.abc import Collection, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
@@ -15,19 +12,18 @@ from harness.launch.decide import is_forgotten
 from harness.launch.flags import Saving, Trying
 from harness.launch.follow import Follower
 from harness.launch.preflight import Datasets, summary, why_invalid
-from harness.launch.slurm import Site
+from harness.launch.slurm import Site, orders_at
 from harness.predict.forecast import Forecasts
 from harness.rank.job import JobState, job_of
 from harness.rank.orders import TrainingOrders
 from harness.rank.supervisor import START_SECONDS
 from harness.records.attempts import Attempts
-from harness.records.environment import CODE
 from harness.records.labels import RUN_ID
 from harness.records.record import Record
 from harness.records.store import FINISHED, Document, Store
 from impl.errors import in_one_line
 from impl.own_code import hashes
-from impl.run import Run, to_dict
+from impl.run import Run
 from impl.simulator.system import System
 
 CHECKPOINT = re.compile(r"step-\d{8,}")
@@ -138,19 +134,13 @@ def orders(
     data = datasets.open(run.data.dataset)
     forecast, loss = forecasts.of(run, data)
     return TrainingOrders(
+        **orders_at(site, run),
         id=entry.id,
         experiment=store.experiment,
         tier=store.tier,
-        config=to_dict(run),
-        ranks=run.plan.world_size,
-        on=site.on,
-        device=site.device,
         data=data.path.resolve(),
         data_summary=summary(data, run.data.dataset),
         environment=environment | ({"own_code": own} if (own := hashes(run)) else {}),
-        code=CODE,
-        folder=Path.cwd(),
-        submitted=time.time(),
         time_limit_seconds=options.time_limit,
         hang_seconds=options.hang_seconds,
         # a hang is noticed before that, and reported better
@@ -161,14 +151,8 @@ def orders(
         keep_checkpoints=saving.keep_checkpoints,
         certify=saving.certify,
         start=None if run.start is None else start_folder(run.start, store),
-        # ranks of this machine end with the harness that reads what they write, and with its claim
-        driver_pid=os.getpid() if options.is_local else None,
+        # ranks of this machine end with the claim of their harness
         claim=entry.claim.folder if options.is_local and entry.claim else None,
-        token=secrets.token_hex(16),
-        hosts=site.agents.of_ranks(run.plan.world_size) if site.agents else (),
-        interface=site.cluster.interface,
-        container=tuple(site.cluster.container),
-        signal_seconds=site.cluster.signal_seconds,
         forecast=forecast,
         loss_forecast=loss,
         tries=entry.tries,

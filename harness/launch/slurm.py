@@ -5,6 +5,7 @@ import io
 import math
 import os
 import re
+import secrets
 import shlex
 import shutil
 import sys
@@ -13,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
+from typing import Any
 
 import submitit
 from submitit.core.utils import FailedSubmissionError, UncompletedJobError
@@ -27,6 +29,7 @@ from harness.rank.slurm_task import BEGAN, supervise
 from harness.rank.torchrun import Agents
 from harness.records.environment import CODE
 from impl.errors import InputError
+from impl.run import Run, to_dict
 
 ARRAY = 1000
 """Jobs in one array; Slurm refuses more by default (MaxArraySize 1001)."""
@@ -211,6 +214,26 @@ class Site:
             additional_parameters={"requeue": True, **extra},
         )
         return executor
+
+
+def orders_at(site: Site, run: Run) -> dict[str, Any]:
+    """Return the fields of orders that every program of a run's ranks has at a site; an attempt begins now."""
+    return {
+        "config": to_dict(run),
+        "ranks": run.plan.world_size,
+        "on": site.on,
+        "device": site.device,
+        "code": CODE,
+        "folder": Path.cwd(),
+        "container": tuple(site.cluster.container),
+        "hosts": site.agents.of_ranks(run.plan.world_size) if site.agents else (),
+        "interface": site.cluster.interface,
+        "token": secrets.token_hex(16),
+        "submitted": time.time(),
+        "signal_seconds": site.cluster.signal_seconds,
+        # ranks of this machine end with the harness that reads what they write
+        "driver_pid": os.getpid() if site.on == "local" else None,
+    }
 
 
 # A signal before Python has installed a handler would kill the task, so it is ignored until then.
