@@ -40,15 +40,15 @@ def import_hf(*, weights: Path, data: Path, out: Path, seq_len: int | None = Non
         if config.positions != "rotary" or seq_len < 2:
             raise InputError(f"--seq-len {seq_len}: valid with rotary positions, 2 or more; here: {config.positions}")
         config = replace(config, seq_len=seq_len)
-    manifest = TokenFolder.open(data).manifest
-    if manifest.vocab_size > (config.vocab_size or 0):
-        have = f"--data {data} has a vocabulary of {manifest.vocab_size}, the weights have {config.vocab_size}"
+    tokens = TokenFolder.open(data)
+    if (size := tokens.manifest.vocab_size) > (config.vocab_size or 0):
+        have = f"--data {data} has a vocabulary of {size}, the weights have {config.vocab_size}"
         raise InputError(f"{have}; valid: a token folder made with their tokenizer")
     if list(out.glob("step-*")):
         raise InputError(f"--out {out} has a checkpoint already; valid: another folder")
     found = weights_from(tensors, config, described["model_type"])
     identity = {f"model.{name}": value for name, value in asdict(config).items()}
-    write_weights(out, found, {**identity, "seed": 0, "data": TokenFolder.open(data).sha256})
+    write_weights(out, found, {**identity, "seed": 0, "data": tokens.sha256})
     count = sum(tensor.numel() for tensor in found.values())
     if json:
         return print_json({"checkpoint": str(out), "parameters": count, "model": asdict(config)})
