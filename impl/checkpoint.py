@@ -41,6 +41,10 @@ LOOK_SECONDS = 1.0
 T = TypeVar("T")
 
 
+class UnloadableError(InputError):
+    """The tensors of a checkpoint cannot be loaded, since its files are damaged."""
+
+
 class Saved(NamedTuple):
     """Complete checkpoint on disk."""
 
@@ -290,7 +294,7 @@ def read_weights(saved: Saved) -> dict[str, Tensor]:
     """Return the whole weights of a checkpoint, by name.
 
     Raises:
-        InputError: the checkpoint cannot be read.
+        UnloadableError: the checkpoint cannot be read.
     """
     reader, prefix = CheckpointReader(saved.path), f"{WEIGHT}."
     there = reader.read_metadata().state_dict_metadata
@@ -304,7 +308,7 @@ def read_weights(saved: Saved) -> dict[str, Tensor]:
         with _alone():
             dcp.load({}, storage_reader=reader, planner=LoadChunks(own), no_dist=True)
     except CheckpointException as error:
-        raise InputError(f"{reader.path} cannot be loaded: {_reason(error)}") from None
+        raise UnloadableError(f"{reader.path} cannot be loaded: {_reason(error)}") from None
     return {chunk.name.removeprefix(prefix): chunk.values for chunk in own}
 
 
@@ -326,12 +330,12 @@ def read(
     """Fill the chunks from a checkpoint, where the `origin` of a tensor's name is its name.
 
     Raises:
-        InputError: the checkpoint cannot be read; the message begins with `prefix`.
+        UnloadableError: the checkpoint cannot be read; the message begins with `prefix`.
     """
     try:
         dcp.load({}, storage_reader=reader, planner=LoadChunks(own, origin), process_group=group)
     except CheckpointException as error:
-        raise InputError(f"{prefix}{reader.path} cannot be loaded: {_reason(error)}") from None
+        raise UnloadableError(f"{prefix}{reader.path} cannot be loaded: {_reason(error)}") from None
 
 
 def identity(trainer: Trainer) -> State:

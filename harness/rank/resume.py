@@ -10,8 +10,7 @@ import torch.distributed as dist
 
 from harness.rank.instruments import DamagedError, Measured
 from harness.rank.journal import Journal
-from impl.checkpoint import NAME, Checkpoints, latest
-from impl.errors import InputError
+from impl.checkpoint import NAME, Checkpoints, UnloadableError, latest
 from impl.files import rename
 from impl.train import Trainer
 
@@ -123,9 +122,7 @@ class Continuation:
             try:
                 loaded = self.checkpoints.load()
                 break
-            except InputError as error:
-                if "cannot be loaded" not in str(error):
-                    raise
+            except UnloadableError as error:
                 warnings.append(str(error))
                 if not self.checkpoints.on_first(lambda: _put_aside(self.folder)):
                     raise DamagedError(str(error)) from error
