@@ -3,6 +3,7 @@
 import importlib.util
 import keyword
 import re
+from collections.abc import Callable, Collection
 from pathlib import Path
 from typing import Literal, NamedTuple
 
@@ -24,38 +25,36 @@ class Kind(NamedTuple):
 
     template: Path
     suffix: str
+    taken: Callable[[], Collection[str]]
+    """Names that are there already."""
     commands: tuple[str, ...]
     """Commands that use the file."""
 
 
 KINDS = {
     "experiment": Kind(
-        TEMPLATES / "experiment.py.txt", ".py",
+        TEMPLATES / "experiment.py.txt", ".py", experiment_ids,
         ("run NAME.py  # a minute, 2 CPU cores", "claims NAME.py", "table NAME.py"),
     ),
     "schedule": Kind(
-        TEMPLATES / "schedule.py.txt", ".py",
+        TEMPLATES / "schedule.py.txt", ".py", lambda: SCHEDULES,
         (
             "timeline --plan.pp 4 --plan.schedule NAME:NAME",
             "train --model gpt-0.5m --plan.pp 2 --plan.schedule NAME:NAME --train.microbatch 2 --train.steps 20",
         ),
     ),
     "placement": Kind(
-        TEMPLATES / "placement.py.txt", ".py",
+        TEMPLATES / "placement.py.txt", ".py", lambda: PLACEMENTS,
         (
             "train --model gpt-0.5m --model.norm-placement NAME.py:NAME --plan.tp 2 --plan.pp 2 --train.steps 20",
             "memory --model gpt-2.5b --model.norm-placement NAME.py:NAME --plan.tp 2",
         ),
     ),
     "system": Kind(
-        FOLDER / "h100.yaml", ".yaml",
+        FOLDER / "h100.yaml", ".yaml", systems,
         ("predict --system NAME.yaml --model gpt-2.5b --plan.tp 2", "calibrate --out here.yaml  # of this machine"),
     ),
 }  # fmt: skip
-TAKEN = {
-    "experiment": experiment_ids, "schedule": lambda: SCHEDULES, "placement": lambda: PLACEMENTS, "system": systems,
-}  # fmt: skip
-"""Names of each kind that are there already."""
 
 
 def new(
@@ -75,7 +74,7 @@ def new(
         raise InputError(f"{name!r} cannot be a name in Python; valid: letters, digits and _, no digit first")
     if path.exists() or path.is_symlink():
         raise InputError(f"{path} is there already; valid: a name that no file has")
-    if name in TAKEN[kind]() or (kind == "schedule" and importlib.util.find_spec(name)):
+    if name in found.taken() or (kind == "schedule" and importlib.util.find_spec(name)):
         raise InputError(f"{name!r} is the name of another {kind} or module; valid: one of its own")
     text = found.template.read_text(encoding="utf-8").replace("NAME", name)
     write_atomically(
