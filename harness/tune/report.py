@@ -93,9 +93,14 @@ def _print_order(order: Mapping[str, Any]) -> None:
 
 def _words(row: Judged) -> str:
     """Return a plan in words: degrees and microbatch, and each other knob that differs from its default."""
-    odd = [knob for knob in KNOBS if knob not in ("tp", "pp", "dp", "microbatch") and row[knob] != DEFAULTS[knob]]
-    odd += ["tp3"] * ("tp3" in row)
-    return ", ".join(f"{knob} {row[knob]}" for knob in ("tp", "pp", "dp", "microbatch", *odd)).lower()
+    always = ("tp", "pp", "dp", "microbatch")
+    return ", ".join(f"{knob} {row[knob]}" for knob in (*always, *_changed(row, always))).lower()
+
+
+def _changed(row: Judged, shown: Sequence[str]) -> list[str]:
+    """Return the knobs of a plan, other than those that are shown anyway, that differ from their defaults."""
+    changed = [knob for knob in KNOBS if knob not in shown and row[knob] != DEFAULTS.get(knob)]
+    return changed + ["tp3"] * ("tp3" in row)
 
 
 def _beyond(rows: Sequence[Judged]) -> str:
@@ -118,10 +123,8 @@ def _print_plans(title: str, rows: Sequence[Judged]) -> None:
         column.no_wrap = True
     for number, row in enumerate(rows, 1):
         mfu = "" if row["mfu"] is None else f"{row['mfu']:.1%}"
-        odd = [knob for knob in KNOBS if knob not in (*names, "microbatch") and row[knob] != DEFAULTS.get(knob)]
-        odd += ["tp3"] * ("tp3" in row)
         said = lambda knob, value: knob if value is True else f"no {knob}" if value is False else f"{knob} {value}"
-        besides = ", ".join(said(knob, row[knob]) for knob in odd)
+        besides = ", ".join(said(knob, row[knob]) for knob in _changed(row, names))
         rate = row["model_flops_per_gpu_s"] / 1e12
         numbers = (f"{row['seconds']:.3f}", f"{rate:.1f}", mfu, f"{row['bytes'] / GIB:.1f}")
         star = "*" * (any(map(is_beyond, row["warnings"])) or bool(row["doubts"]))
