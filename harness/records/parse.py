@@ -69,14 +69,14 @@ def of_document(document: Document) -> Record:
     return parse(text)
 
 
-def head_of(document: Document) -> Head:
-    """Return the first fields of a record.
+def head_of(text: bytes) -> Head:
+    """Read identity and outcome of a record from JSON, all else unchecked.
 
     Raises:
-        ValueError: they are not those of a record.
+        ValueError: it is not a JSON object with these fields.
     """
     try:
-        return _HEAD.validate_python(document)
+        return _HEAD.validate_json(text)
     except ValidationError as error:
         raise ValueError(_first(error)) from None
 

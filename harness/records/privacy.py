@@ -1,13 +1,7 @@
-"""Privacy of records: no secrets, and no paths outside of the working directory, the code and the installation.
+"""Privacy of records: no secrets, and no paths outside of the working directory, the code and the installation."""
 
-`python -m harness.records.privacy FOLDER [--dry-run]` rewrites the records below a folder that were written before
-these rules, or before records had digests.
-"""
-
-import argparse
 import os
 import re
-import sys
 from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
@@ -108,35 +102,3 @@ def _cleaned(value: Any) -> Any:
     if isinstance(value, dict):
         return {name: _cleaned(one) for name, one in value.items()}
     return list(map(_cleaned, value)) if isinstance(value, list | tuple) else value
-
-
-def main(arguments: list[str] | None = None) -> int:
-    """Rewrite the records below a folder, and print which fields of which records change."""
-    from harness.records.store import SCHEMA, Store, read_checked, write_atomically
-
-    parser = argparse.ArgumentParser(prog="python -m harness.records.privacy", description=main.__doc__)
-    parser.add_argument("folder", type=Path)
-    parser.add_argument("--dry-run", action="store_true", help="write nothing")
-    asked = parser.parse_args(arguments)
-    seen = changed = 0
-    for path in sorted(asked.folder.rglob("*.json")):
-        try:
-            record = read_checked(path)
-        except ValueError:
-            continue
-        if not {"id", "experiment", "tier", "config"} <= record.keys():
-            continue
-        seen += 1
-        clean = cleaned(record) | {"schema": SCHEMA}
-        if fields := [name for name in record if clean[name] != record[name]]:
-            changed += 1
-            print(f"{path}: {', '.join(fields)}")
-            if not asked.dry_run:
-                put = lambda _, text, path=path: write_atomically(path, text)
-                Store(asked.folder, record["experiment"], record["tier"]).write(clean, put)
-    print(f"{changed} of {seen} records {'would change' if asked.dry_run else 'changed'}")
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

@@ -7,7 +7,7 @@ import re
 import tempfile
 from collections.abc import Callable
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from impl.errors import InputError
 from impl.files import naming, open_regular, rename, sync
@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from harness.records.parts import Head
     from harness.records.record import Record  # ranks and supervisors start faster without them
 
+_Head = TypeVar("_Head", bound="Head")
 SCHEMA = 2
 """Version of records that are written; version 1, without digest, can be read too."""
 SIMULATED = "simulated"
@@ -28,14 +29,9 @@ HEAD = (
     *("schema", "id", "experiment", "tier", "source", "config"),
     *("status", "reason", "cause", "attempt", "tries", "times"),
 )
-"""First fields of a record, readable without parsing the rest; the configuration among them is skipped."""
-HEAD_NAMES = frozenset(name.encode() for name in HEAD)
-HEAD_BYTES = 2**13
-FIELD = re.compile(rb'^ "(\w+)":', re.MULTILINE)
+"""Fields that a record is written with first."""
 DIGEST = re.compile(rb'\{\n "sha256": "([0-9a-f]{64})",\n')
 """Beginning of a document with the SHA-256 of all bytes behind it."""
-CONFIG = re.compile(rb'^( "config": )\{.*\},$', re.MULTILINE)
-END = b"\n}\n"
 NO_DIGEST, NO_JSON = "it has no SHA-256", "not a whole JSON document of a record"
 NAME = re.compile(r"[\w-]+(\.[\w-]+)*", re.ASCII)
 
@@ -118,16 +114,21 @@ def read_record(path: Path) -> "Record":
     """
     from harness.records.parse import parse
 
+    return _parsed(path, parse)
+
+
+def _parsed(path: Path, parse: Callable[[bytes], _Head]) -> _Head:
+    """Return what a function makes of a record's text; raises as `read_record`."""
     text, has_digest = _text_of(path)
     try:
-        record = parse(text)
+        found = parse(text)
     except ValueError:
         if b"NaN" not in text and b"Infinity" not in text:
             raise
-        record = parse(json.dumps(loads(text.decode())).encode())  # neither is JSON; `loads` makes them None
-    if record.schema == SCHEMA and not has_digest:
+        found = parse(json.dumps(loads(text.decode())).encode())  # neither is JSON; `loads` makes them None
+    if found.schema == SCHEMA and not has_digest:
         raise ValueError(NO_DIGEST)
-    return record
+    return found
 
 
 def _text_of(path: Path) -> tuple[bytes, bool]:
@@ -218,19 +219,13 @@ class Store:
         return read_checked(self.path(run_id))
 
     def head(self, run_id: str) -> "Head | None":
-        """Return the outcome of a run from the first fields of its record, without configuration, steps and ranks.
-
-        None if there is no record, or the file is truncated or that of another run.
-        """
+        """Return the outcome of a run, without configuration, steps and ranks of its record; None where `read` does."""
         from harness.records.parse import head_of
 
-        document = _head(self.path(run_id))
-        if document is None:
-            return self.read(run_id)
         try:
-            head = head_of(document)
-        except ValueError:
-            return None
+            head = _parsed(self.path(run_id), head_of)
+        except (ValueError, RecursionError):
+            return self.read(run_id)  # which notes why it is invalid
         return head if self._why_foreign(head, run_id) is None else None
 
     def records(self) -> "list[Record]":
@@ -307,22 +302,6 @@ def require_name(name: str) -> None:
         raise InputError(
             f"{name!r:.80} cannot name a folder of results; valid: letters, digits, '_', '-' and inner '.'"
         )
-
-
-def _head(path: Path) -> Document | None:
-    """Return the fields of HEAD from a record's first bytes; None if the whole file has to be parsed."""
-    try:
-        with open_regular(path) as file:
-            content = file.read()
-        checked = without_digest(content)
-        text, is_whole = checked[:HEAD_BYTES], checked.endswith(END)
-        end = next((field.start() for field in FIELD.finditer(text) if field[1] not in HEAD_NAMES), None)
-        if not is_whole or end is None:
-            return None
-        found = loads(CONFIG.sub(b"\\1{},", text[:end], count=1).decode().rstrip().rstrip(",") + "}")
-        return found if DIGEST.match(content) or found.get("schema") != SCHEMA else None
-    except (OSError, ValueError, RecursionError):
-        return None
 
 
 def _one_line_per_item(record: Document) -> str:

@@ -9,8 +9,8 @@ import pytest
 
 from harness.records import privacy
 from harness.records.environment import host_environment
-from harness.records.privacy import VARIABLES, cleaned, command, main, without_paths
-from harness.records.store import SCHEMA, Store, read_checked
+from harness.records.privacy import VARIABLES, cleaned, command, without_paths
+from harness.records.store import Store, read_checked
 from tests.harness.made_up_records import document, record
 
 KEYS = {"DS_WANDB_API_KEY": "s3cr3t", "TORCH_HUB_TOKEN": "s3cr3t", "CUDA_PASSWORD": "s3cr3t", "NCCL_AUTH": "s3cr3t"}
@@ -83,21 +83,3 @@ def test_a_record_is_written_without_them_and_keeps_what_was_measured(tmp_path: 
     assert kept["environment"]["command"] == ["lmscale", "--out", ".../out"]
     assert kept["environment"]["variables"] == {"NCCL_ALGO": "Ring"}
     assert "alice" not in str({name: value for name, value in kept.items() if name != "config"})
-
-
-def test_older_records_are_rewritten_once(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    store = Store(tmp_path, "made_up", "smoke")
-    store.write(document(record(seed=1)) | {"schema": SCHEMA})
-    path = store.write(older() | {"schema": SCHEMA})
-    clean = path.read_text()
-    without_digest = "{\n" + clean.partition(",\n")[2].replace(f'"schema": {SCHEMA}', '"schema": 1')
-    path.write_text(without_digest.replace(".../out", "/tmp/alice/out"))
-    spoilt = path.read_text()
-    assert main([str(tmp_path), "--dry-run"]) == 0
-    assert path.read_text() == spoilt != clean
-    assert capsys.readouterr().out == f"{path}: schema, environment\n1 of 2 records would change\n"
-    assert main([str(tmp_path)]) == 0
-    assert path.read_text() == clean
-    assert capsys.readouterr().out == f"{path}: schema, environment\n1 of 2 records changed\n"
-    assert main([str(tmp_path)]) == 0
-    assert capsys.readouterr().out == "0 of 2 records changed\n"

@@ -39,6 +39,11 @@ def record(**fields: Any) -> dict[str, Any]:
     return head | {"config": CONFIG, "steps": [{"step": 0, "loss": 2.5}, {"step": 1, "loss": 2.25}]} | fields
 
 
+def said(document: dict[str, Any]) -> Any:
+    """What a record says of its run's outcome."""
+    return SAID(head_of(json.dumps(document).encode()))
+
+
 def put(store: Store, content: bytes | str) -> Path:
     path = store.path(ID)
     path.parent.mkdir(parents=True, exist_ok=True)
@@ -52,7 +57,7 @@ def test_a_record_reads_as_it_was_written(tmp_path_factory: pytest.TempPathFacto
     store.write(record(**fields))
     assert store.document(ID) == record(**fields)
     (read,) = store.records()
-    assert SAID(read) == SAID(store.head(ID)) == SAID(head_of(record()))
+    assert SAID(read) == SAID(store.head(ID)) == said(record())
     assert (read.run, list(read.losses)) == (Run(), [2.5, 2.25])
     assert not store.ignored
 
@@ -82,7 +87,7 @@ def test_a_head_is_read_without_the_rest_and_only_of_a_whole_file(store: Store):
     head = store.head(ID)
     assert isinstance(head, Head)
     assert not isinstance(head, Record)
-    assert SAID(head) == SAID(head_of(long))
+    assert SAID(head) == said(long)
     assert (head.status, head.reason, head.cause, head.attempt) == tuple(fields[name] for name in list(fields)[:4])
     assert [{name: getattr(one, name) for name in tries[0]} for one in head.tries] == tries
     whole = path.read_bytes()
@@ -91,7 +96,7 @@ def test_a_head_is_read_without_the_rest_and_only_of_a_whole_file(store: Store):
     path.write_bytes(whole[:-3])
     assert store.head(ID) is None
     path.write_text(json.dumps(long | {"schema": 1}))
-    assert SAID(store.head(ID)) == SAID(head_of(long | {"schema": 1})), "of a file that another program wrote, too"
+    assert SAID(store.head(ID)) == said(long | {"schema": 1}), "of a file that another program wrote, too"
     for damaged in (b"", b"{", whole[: len(whole) // 2], b'{\n "status": "ok",\n "x": 1\n}\n'):
         path.write_bytes(damaged)
         assert store.head(ID) is None, damaged[:20]
