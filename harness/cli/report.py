@@ -7,6 +7,7 @@ from harness.experiment import folders
 from harness.experiment.loading import experiment_ids, load
 from harness.experiment.verdicts import in_words, records_of
 from harness.records.record import Record
+from harness.records.writable import replaced
 from harness.report import planner
 from harness.report.pages import Pages
 from harness.terminal import Flag, print_json, shown_progress
@@ -22,7 +23,7 @@ def report(*, out: Path = Path("site"), results: Path | None = None, json: Flag 
         json: Print one JSON document: what was written, and how many verdicts of each kind there are.
     """
     from harness.cli.manual import write_manual  # which reads all verbs
-    from harness.report.site import add_manifest, add_planner, build, replaced, require_replaceable
+    from harness.report.site import add_manifest, add_planner, build, require_replaceable
 
     out = out.resolve()
     require_replaceable(out)

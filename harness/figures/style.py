@@ -3,7 +3,6 @@
 import hashlib
 import io
 import math
-import os
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager
 from contextvars import ContextVar
@@ -14,7 +13,7 @@ import numpy as np
 
 from harness.records.measures import about
 from harness.records.record import Record
-from impl.files import naming
+from harness.records.store import write_atomically
 from impl.grouping import by_key
 
 if TYPE_CHECKING:
@@ -239,13 +238,7 @@ def save(figure: "Figure", path: Path) -> Path:
     }
     box = None if path.suffix == ".pdf" else "tight"  # a printed figure is as wide as it was made
     figure.savefig(out, format=path.suffix[1:], dpi=150, metadata=without[path.suffix], bbox_inches=box)
-    temporary = path.with_name(f".{path.name}.{os.getpid()}")
-    try:
-        with naming(path):
-            temporary.write_bytes(out.getvalue())
-            os.replace(temporary, path)
-    finally:
-        temporary.unlink(missing_ok=True)
+    write_atomically(path, out.getvalue(), is_lasting=False)
     return path
 
 

@@ -7,7 +7,6 @@ is kept with them, so that its experiment's file never lies where Python would i
 import hashlib
 import math
 import re
-import shutil
 import tempfile
 from collections import Counter
 from collections.abc import Mapping, Sequence
@@ -35,11 +34,12 @@ from harness.records.printable import printable
 from harness.records.record import Record
 from harness.records.statistics import Estimate
 from harness.records.store import Store, write_atomically
+from harness.records.writable import replaced
 from harness.report.results import as_json
 from harness.report.zipped import MOST_PACKED, unpack
 from harness.terminal import Flag, print_json, print_tables, shown_progress
 from impl.errors import InputError
-from impl.files import read_bytes, rename
+from impl.files import read_bytes
 from impl.grouping import by_key
 from impl.run import Run
 
@@ -103,7 +103,10 @@ def import_archive(file: tyro.conf.Positional[Path], /, *, out: Path = INBOX, js
     target = out / f"{name}-{digest[:8]}"
     tables, notes = compared(experiment, records)
     where = environments([record for of_tier in records.values() for record in of_tier])
-    is_new = write(target, {**kept, KEPT: content})
+    if is_new := not target.is_dir():
+        with replaced(target) as folder:
+            for path, data in {**kept, KEPT: content}.items():
+                write_atomically(folder / path, data)
     if json:
         head = {"id": experiment, "file": str(file), "sha256": digest, "folder": str(target), "is_new": is_new}
         return print_json({**head, "environments": where, **as_json(tables), "notes": notes})
@@ -143,27 +146,6 @@ def checked(inside: Mapping[str, bytes]) -> tuple[str, dict[Tier, list[Record]],
     if not records:
         raise InputError(f"no records of {experiment}")
     return experiment, records, kept
-
-
-def write(target: Path, inside: Mapping[str, bytes]) -> bool:
-    """Write a folder so that it is there whole or not at all; return False if it was there before.
-
-    Raises:
-        OSError: it cannot be written.
-    """
-    if target.is_dir():
-        return False
-    target.parent.mkdir(parents=True, exist_ok=True)
-    part = Path(tempfile.mkdtemp(dir=target.parent, prefix=f".{target.name}.", suffix=".part"))
-    try:
-        for path, data in inside.items():
-            write_atomically(part / path, data)
-        part.chmod(0o755)
-        rename(part, target)
-    except BaseException:
-        shutil.rmtree(part, ignore_errors=True)
-        raise
-    return True
 
 
 def environments(records: Sequence[Record]) -> list[dict[str, Any]]:
