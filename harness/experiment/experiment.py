@@ -106,10 +106,7 @@ class Point:
 
 def _shown(value: object) -> str:
     """Return a short text for any value."""
-    try:
-        return f"{value!r:.60}" if isinstance(value, str | int | float | bool | None) else type(value).__name__
-    except Exception:
-        return type(value).__name__
+    return f"{value!r:.60}" if isinstance(value, str | int | float | bool | None) else type(value).__name__
 
 
 def points(runs: list[Run], only: str | None = None) -> list[Point]:

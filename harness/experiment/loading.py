@@ -3,7 +3,8 @@
 import importlib
 import importlib.util
 import traceback
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import replace
 from functools import wraps
 from pathlib import Path
@@ -63,7 +64,9 @@ def load(name: str) -> Experiment:
     [found] = matches
     where = offered("experiments")[found].module if found not in _files() else f"experiments.{found.replace('/', '.')}"
     file = f"{where.replace('.', '/')}.py"
-    return _from_module(found, file, _imported(file, lambda: importlib.import_module(where)))
+    with _faults_named(file):
+        module = importlib.import_module(where)
+    return _from_module(found, file, module)
 
 
 def _from_file(path: Path, ids: Sequence[str]) -> Experiment:
@@ -85,19 +88,17 @@ def _from_file(path: Path, ids: Sequence[str]) -> Experiment:
     specification = importlib.util.spec_from_file_location(f"experiments.{path.stem}", path)
     assert specification is not None
     assert specification.loader is not None
-    module, execute = importlib.util.module_from_spec(specification), specification.loader.exec_module
-    _imported(str(path), lambda: execute(module))
+    module = importlib.util.module_from_spec(specification)
+    with _faults_named(str(path)):
+        specification.loader.exec_module(module)
     return _from_module(path.stem, str(path), module)
 
 
-def _imported(file: str, load: Callable[[], _T]) -> _T:
-    """Import the module of an experiment.
-
-    Raises:
-        InputError: the import raises any exception; the message gives it in one line.
-    """
+@contextmanager
+def _faults_named(file: str) -> Iterator[None]:
+    """Turn any exception of an experiment's code into an InputError, whose one line says where in its file it is."""
     try:
-        return load()
+        yield
     except (Exception, SystemExit) as error:
         raise InputError(_told(file, error)) from None
 
@@ -167,9 +168,7 @@ def _guarded(
 
     @wraps(function)
     def guarded(records: Sequence[Record]) -> _T:
-        try:
+        with _faults_named(file):
             return checked(function(_own(experiment, records)))
-        except (Exception, SystemExit) as error:
-            raise InputError(_told(file, error)) from None
 
     return guarded
