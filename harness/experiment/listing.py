@@ -13,7 +13,7 @@ from harness.analysis.tables import PERCENT
 from harness.analysis.tabulate import tabulate
 from harness.experiment.checks import falls_along, grouped, within_points
 from harness.experiment.claims import Check, Evidence
-from harness.figures.style import beside_published, to_draw
+from harness.figures.style import figure_of
 from harness.records.measures import about
 from harness.records.record import Record
 from impl.run import Run
@@ -61,18 +61,15 @@ class Listing:
             line: function of a run that returns the name of its line.
             labels: names of both axes.
         """
-
-        def draw(records: Sequence[Record]) -> Any:
-            records, simulated = to_draw(records)
-            ours: dict[str, list[tuple[float, float]]] = {}
-            printed: dict[str, list[tuple[float, float]]] = {}
-            for one in self.fair(records):
-                name = line(one.run)
-                ours.setdefault(name, []).append((value(one, x), self.mean(one) / PERCENT))
-                printed.setdefault(name, []).append((value(one, x), value(one, self.formula) / PERCENT))
-            return beside_published(f"{self.title}{about(records)}{simulated}", *labels, ours, printed)
-
-        return draw
+        return figure_of(
+            self.title,
+            *labels,
+            self.fair,
+            name=lambda one: line(one.run),
+            at=lambda one: value(one, x),
+            ours=lambda one: self.mean(one) / PERCENT,
+            published=lambda one: value(one, self.formula) / PERCENT,
+        )
 
     def near(self, within: float, what: str) -> Check:
         """Return a check that the measure is what a formula gives, within a difference; `what` names the points."""

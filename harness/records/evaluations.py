@@ -15,17 +15,15 @@ from harness.records.record import Record
 def evaluations(records: Sequence[Record]) -> pd.DataFrame:
     """Return one row per run and text: the last evaluation of each, with its comparability key as canonical JSON.
 
-    `course` holds all evaluations of that text in a run, in order of their steps. Perplexities are exp(nats per token
-    or word). `floor` and its standard error are given only for the synthetic language's own validation sample under
-    left-to-right prediction, where no model can be expected below it.
+    Perplexities are exp(nats per token or word). `floor` and its standard error are given only for the synthetic
+    language's own validation sample under left-to-right prediction, where no model can be expected below it.
     """
     rows = []
     for record in records:
-        for course in record.courses.values():
-            last = course[-1]
+        for last in record.last_evaluations:
             shown = {name: getattr(last, name) for name in OF_AN_EVALUATION}
             key = json.dumps(last.key or {}, sort_keys=True)
-            shown |= {"id": record.id, "key": key, "questions": last.total, "course": tuple(course)}
+            shown |= {"id": record.id, "key": key, "questions": last.total}
             rows.append(shown | floor_of(record, last))
     return pd.DataFrame(rows, columns=COLUMNS)
 
@@ -35,7 +33,7 @@ OF_AN_EVALUATION = (
 )  # fmt: skip
 """Columns that are properties of an evaluation."""
 FLOOR = ("floor", "floor_standard_error", "language_floor", "above_floor")
-COLUMNS = ["id", *OF_AN_EVALUATION, "key", "questions", *FLOOR, "course"]
+COLUMNS = ["id", *OF_AN_EVALUATION, "key", "questions", *FLOOR]
 
 
 def floor_of(record: Record, last: Evaluation) -> dict[str, float]:

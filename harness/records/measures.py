@@ -50,23 +50,13 @@ def about(records: Sequence[Record]) -> str:
     Raises:
         InputError: the records are of several tiers.
     """
-    tier = only_tier(records)
+    tiers = sorted({record.tier for record in records})
+    if len(tiers) > 1:  # their sizes and budgets differ, so that their numbers are not comparable
+        raise InputError(f"records of the tiers {', '.join(tiers)} cannot share a table; choose one with --tier")
     names = ", ".join(dict.fromkeys(record.experiment for record in records))
     engines = {record.run.engine for record in records}
     engine = f", {engines.pop()} engine" if len(engines) == 1 and engines != {"native"} else ""
-    return f": {names}, {tier} tier{engine}" if records else ""
-
-
-def only_tier(records: Sequence[Record]) -> str:
-    """Return the tier that all records share.
-
-    Raises:
-        InputError: there are several tiers, whose sizes and budgets differ, so their numbers are not comparable.
-    """
-    tiers = sorted({record.tier for record in records})
-    if len(tiers) > 1:
-        raise InputError(f"records of the tiers {', '.join(tiers)} cannot share a table; choose one with --tier")
-    return tiers[0] if tiers else ""
+    return f": {names}, {tiers[0]} tier{engine}" if records else ""
 
 
 def model_names(records: Sequence[Record]) -> dict[tuple[Any, ...], str]:

@@ -230,8 +230,7 @@ class Record(Head):
     @property
     def tp_calls(self) -> float:
         """Tensor-parallel collectives of the busiest rank in a step."""
-        calls = (sum(count.calls for count in axes.get("tp", {}).values()) for axes in self._traffic)
-        return max(map(float, calls), default=math.nan)
+        return self._busiest(lambda axes: sum(count.calls for count in axes.get("tp", {}).values()))
 
     @property
     def tp_bytes_sent(self) -> float:
@@ -246,12 +245,12 @@ class Record(Head):
     @property
     def pp_sends(self) -> float:
         """Messages that the busiest rank sends to other pipeline stages in a step."""
-        return max((float(axes.get("pp", {}).get("send", NONE).calls) for axes in self._traffic), default=math.nan)
+        return self._busiest(lambda axes: axes.get("pp", {}).get("send", NONE).calls)
 
     @property
     def pp_bytes_sent(self) -> float:
         """Bytes that the busiest rank sends to other pipeline stages in a step."""
-        return max((float(axes.get("pp", {}).get("send", NONE).bytes) for axes in self._traffic), default=math.nan)
+        return self._busiest(lambda axes: axes.get("pp", {}).get("send", NONE).bytes)
 
     @cached_property
     def timeline(self) -> Timeline | None:
@@ -364,9 +363,9 @@ class Record(Head):
     def _fullest(self) -> Rank | None:
         return max(self.ranks, key=lambda rank: rank.total_bytes, default=None)
 
-    @property
-    def _traffic(self) -> list[dict[str, dict[str, Collective]]]:
-        return [rank.traffic for rank in self.ranks if rank.traffic is not None]
+    def _busiest(self, of: Callable[[dict[str, dict[str, Collective]]], float]) -> float:
+        """Return the largest value over the ranks whose traffic was counted."""
+        return max((float(of(rank.traffic)) for rank in self.ranks if rank.traffic is not None), default=math.nan)
 
     def _largest(self, of: Callable[[Rank], int | None]) -> float:
         return max((float(value) for value in map(of, self.ranks) if value is not None), default=math.nan)
@@ -377,8 +376,7 @@ class Record(Head):
         degrees = {axis: plan.zero // plan.ep if axis == "owners" else getattr(plan, axis) for axis in axes}
         # in a ring of t ranks each sends (t - 1) / t of the tensor, in an all-reduce twice that
         moved = lambda counts: sum(count.bytes * times.get(op, 0) for op, count in counts.items())
-        sent = lambda rank: sum(moved(rank.get(axis, {})) * (t - 1) / t for axis, t in degrees.items())
-        return max(map(sent, self._traffic), default=math.nan)
+        return self._busiest(lambda axes: sum(moved(axes.get(axis, {})) * (t - 1) / t for axis, t in degrees.items()))
 
 
 @functools.lru_cache(maxsize=1024)

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 
 from harness.analysis.tables import throughput_table
 from harness.records.labels import labels_by, varying
-from harness.records.measures import frame, only_tier, size_name
+from harness.records.measures import about, frame, size_name
 from harness.records.parts import Collective
 from harness.records.steps import Steps
 from impl.errors import InputError
@@ -274,7 +274,7 @@ def test_cores_are_those_of_the_ranks_and_not_of_the_machine_that_started_them(
 
 def test_tiers_do_not_mix() -> None:
     with pytest.raises(InputError, match="small, smoke"):
-        only_tier([record(tier="small"), record()])
+        about([record(tier="small"), record()])
 
 
 def test_import_needs_neither_torch_nor_scipy_nor_matplotlib() -> None:
