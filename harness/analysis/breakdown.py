@@ -60,22 +60,16 @@ BREAKDOWN_NOTES = (
 )
 
 
-def limit_table(records: Sequence[Record]) -> Table:
-    """Return the table of each profiled point's step next to its computation and communication, each run alone.
+def profile_tables(records: Sequence[Record]) -> list[Table]:
+    """Return two tables of profiled points: a step beside what it computes and sends, each run alone, and its parts.
 
     Raises:
         InputError: the records are of several tiers.
     """
-    return _table("limit", "Share of the limit", LIMIT, records, LIMIT_NOTES)
-
-
-def breakdown_table(records: Sequence[Record]) -> Table:
-    """Return the table of the parts of each profiled point's step.
-
-    Raises:
-        InputError: the records are of several tiers.
-    """
-    return _table("breakdown", "Where the time goes", BREAKDOWN, records, BREAKDOWN_NOTES)
+    return [
+        _table("limit", "Share of the limit", LIMIT, records, LIMIT_NOTES),
+        _table("breakdown", "Where the time goes", BREAKDOWN, records, BREAKDOWN_NOTES),
+    ]
 
 
 def values(record: Record) -> dict[str, float]:

@@ -11,7 +11,7 @@ import pandas as pd
 
 from harness.analysis.render import Column, Table, number, shown
 from harness.analysis.tables import MODEL, PERCENT, VARIES
-from harness.records.evaluations import evaluations
+from harness.records import evaluations
 from harness.records.frames import is_missing, once_for_all
 from harness.records.labels import SHAPE, labels
 from harness.records.measures import about, combine, frame
@@ -33,10 +33,7 @@ ACCURACY = Column(
 BITS = Column(key="bits_per_byte", header="bits per byte", interval="bits_per_byte_half_width")
 FLOOR = Column(key="floor", header="entropy floor", interval="floor_half_width")
 ABOVE = Column(key="above_floor", header="above floor", unit="%", si="fraction", scale=PERCENT, digits=3)
-MEASURES = (
-    "token_perplexity", "word_perplexity", "bits_per_byte", "accuracy",
-    "floor", "floor_standard_error", "language_floor", "above_floor",
-)  # fmt: skip
+MEASURES = (*evaluations.SCORES, *evaluations.FLOOR)
 IN_COLUMNS = (*SHAPE, "model.norm_placement", "train.lr")
 KINDS: dict[str, tuple[str, str, tuple[Column, ...]]] = {
     "causal": ("perplexity", "Token perplexity", (TOKEN, WORD, BITS, FLOOR, ABOVE)),
@@ -69,7 +66,7 @@ def perplexity_tables(records: Sequence[Record]) -> list[Table]:
 
 def comparable(records: Sequence[Record]) -> Iterator[tuple[str, str, str, list[Record]]]:
     """Yield name and kind of each evaluation, the differing part of its comparability key, and comparable records."""
-    found = evaluations(records)
+    found = evaluations.evaluations(records)
     for name, kind in dict.fromkeys(zip(found["name"], found["kind"], strict=True)):
         rows = found[(found["name"] == name) & (found["kind"] == kind)]
         differing = differing_keys(list(rows["key"]))
@@ -147,7 +144,7 @@ def scores(records: Sequence[Record], name: str, kind: str) -> pd.DataFrame:
         InputError: as `perplexity_table`.
     """
     about(records)
-    found = evaluations(records)
+    found = evaluations.evaluations(records)
     valid = ", ".join(dict.fromkeys(f"{n} ({k})" for n, k in zip(found["name"], found["kind"], strict=True)))
     found = pd.DataFrame(found[(found["name"] == name) & (found["kind"] == kind)])
     if not len(found):

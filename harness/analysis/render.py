@@ -183,6 +183,21 @@ def _raw_columns(table: Table) -> list[tuple[str, str]]:
     return columns
 
 
+def as_json(table: Table) -> dict[str, Any]:
+    """Return a JSON document: the columns with their SI units, and unrounded rows."""
+    keys = [key for c in table.columns for key in (c.key, c.interval) if key]
+    rows = [{key: _for_json(row[key]) for key in keys} for row in rows_of(table.frame)]
+    columns = [{"key": c.key, "header": c.header, "unit": c.si, "half_width": c.interval} for c in table.columns]
+    return {"name": table.name, "title": table.title, "columns": columns, "rows": rows, "notes": list(table.notes)}
+
+
+def _for_json(value: Any) -> Any:
+    if is_missing(value):
+        return None
+    value = value.item() if hasattr(value, "item") else value
+    return str(value) if isinstance(value, float) and not math.isfinite(value) else value  # JSON has no infinity
+
+
 def console(table: Table) -> "rich.console.Group":
     """Return the table for a terminal: title above, notes below, headings and long cells wrapped between words."""
     import rich.box

@@ -3,7 +3,7 @@
 import itertools
 import math
 from collections.abc import Mapping, Sequence
-from typing import Any, Literal
+from typing import Any, Literal, get_args
 
 import pandas as pd
 
@@ -17,6 +17,7 @@ from impl.grouping import by_key
 from impl.run import Run
 
 Kind = Literal["weak", "strong"]
+KINDS: tuple[Kind, ...] = get_args(Kind)
 Row = Mapping[Any, Any]
 
 RATES = ("tokens_per_second", "tokens_per_second_per_device")
@@ -47,8 +48,7 @@ def scaling_rows(rows: pd.DataFrame) -> pd.DataFrame:
         return rows
     points = combine(rows, ("point", "source", "device_name"), RATES)
     out: list[dict[str, Any]] = []
-    kinds: tuple[Kind, ...] = ("weak", "strong")
-    for kind in kinds:
+    for kind in KINDS:
         where = [(_group(row["point"], kind), row["source"], str(row["device_name"])) for row in points]
         groups = by_key(zip(where, points, strict=True))  # pandas takes a hundred times as long to group a few rows
         for group in groups.values():

@@ -70,6 +70,11 @@ SCALING = (
     EFFICIENCY,
     Column(key="baseline", header="relative to", text=True), RUNS, MARK,
 )  # fmt: skip
+FAILURES = (
+    MODEL, VARIES, Column(key="system", header="simulated on", text=True),
+    Column(key="status", header="status", text=True), Column(key="runs", header="runs"),
+    Column(key="reason", header="reason", text=True),
+)  # fmt: skip
 MEASURES = tuple(c.key for c in THROUGHPUT if c.si)
 
 
@@ -122,6 +127,21 @@ def scaling_table(records: Sequence[Record]) -> Table:
         "fewest ranks.",
     ]
     return measured("scaling", title, SCALING, rows, notes)
+
+
+def failures_table(records: Sequence[Record]) -> Table:
+    """Return the table of points with an unsuccessful run, with the reason, and the denominators as a note.
+
+    Raises:
+        InputError: the records are of several tiers.
+    """
+    title, rows = f"Points without a result{about(records)}", frame(records)
+    if not rows.empty:
+        same = ["point", "status", "reason", "system"]
+        rows = rows[rows["status"] != "ok"].fillna({"reason": "", "system": ""})
+        rows = rows.assign(runs=rows.groupby(same, sort=False)["id"].transform("count"))
+        rows = rows.drop_duplicates(same).reset_index(drop=True)
+    return Table("failures", title, shown(FAILURES, rows), rows, (denominators(records),))
 
 
 def timed(records: Sequence[Record]) -> pd.DataFrame:

@@ -16,8 +16,7 @@ from typing import Any
 import pandas as pd
 from pydantic import ValidationError
 
-from harness.analysis.json_tables import as_json
-from harness.analysis.render import Column, Table
+from harness.analysis.render import Column, Table, as_json
 from harness.bench.history import history as tell_history
 from harness.bench.reports import BASELINE, FOLDER, MS, Report, name_of
 from harness.launch.flags import require_positive

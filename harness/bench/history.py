@@ -16,8 +16,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 from pydantic import ValidationError
 
-from harness.analysis.json_tables import as_json
-from harness.analysis.render import Column, Table, texts
+from harness.analysis.render import Column, Table, as_json, texts
 from harness.bench.reports import BASELINE, MS, Report, name_of
 from harness.records.environment import CODE
 from harness.terminal import print_json, print_tables

@@ -6,7 +6,7 @@ from typing import Any
 
 import tyro
 
-from harness.analysis.json_tables import as_json
+from harness.analysis.render import as_json
 from harness.experiment.claims import Part
 from harness.experiment.claims import idealised as without
 from harness.experiment.experiment import Experiment

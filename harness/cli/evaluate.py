@@ -9,8 +9,7 @@ from typing import TYPE_CHECKING, NamedTuple
 
 import pandas as pd
 
-from harness.analysis.json_tables import as_json
-from harness.analysis.render import Column, Table, texts
+from harness.analysis.render import Column, Table, as_json, texts
 from harness.launch.flags import DeviceChoice, require_positive
 from harness.rank.devices import gpu_count
 from harness.terminal import Flag, print_json, print_tables

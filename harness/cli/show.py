@@ -5,8 +5,7 @@ from pathlib import Path
 
 import tyro
 
-from harness.analysis.json_tables import as_json
-from harness.analysis.render import Table
+from harness.analysis.render import Table, as_json
 from harness.analysis.tables import throughput_table
 from harness.experiment import references
 from harness.experiment.experiment import Experiment

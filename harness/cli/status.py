@@ -136,12 +136,12 @@ def live_page(path: Path | None, store: Store, points: list[Point]) -> contextli
     """
     if path is None:
         return contextlib.nullcontext()
-    from harness.report.live import MARK, Page
+    from harness.report.live import MARK, kept
 
     if path.exists() and MARK not in path.read_text(errors="replace"):
         raise InputError(f"--html {path}: exists, and is no page of `watch`; valid: a new file")
     states = lambda: [(one.status, printable(one.reason or "")) for one in states_of(store, points)]
-    return Page(path, store, points, states)
+    return kept(path, store, points, states)
 
 
 def tell_states(chosen: Chosen, states: Sequence[State], json: bool) -> int:

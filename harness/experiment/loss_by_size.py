@@ -13,18 +13,18 @@ from harness.experiment.by_size import with_size
 from harness.experiment.claims import Check, Evidence, tally
 from harness.figures.style import mark, panels
 from harness.records.measures import about, size_name
-from harness.records.parts import Evaluation
+from harness.records.parts import HELD_OUT, Evaluation
 from harness.records.record import Record
 from harness.records.statistics import Estimate, slope
 from impl.grouping import by_key
 
-VALID, HELD_OUT, WIKITEXT, LAMBADA = "valid", "books.test.txt", "wikitext2.test.txt", "lambada"
+BOOKS, WIKITEXT, LAMBADA = "books.test.txt", "wikitext2.test.txt", "lambada"
 PER_TOKEN: Callable[[Evaluation], float] = lambda last: last.per("tokens")
 PER_WORD: Callable[[Evaluation], float] = lambda last: last.per("words")
 BITS: Callable[[Evaluation], float] = lambda last: last.bits_per_byte
-ON_THE_WAY = (VALID, PER_TOKEN, "validation text", "nats a token")
+ON_THE_WAY = (HELD_OUT, PER_TOKEN, "validation text", "nats a token")
 MEASURED = (
-    (HELD_OUT, PER_TOKEN, "held-out books", "nats a token"),
+    (BOOKS, PER_TOKEN, "held-out books", "nats a token"),
     (WIKITEXT, BITS, "WikiText-2", "bits a byte"),
     (LAMBADA, PER_WORD, "LAMBADA's last words", "nats a word"),
 )
@@ -51,7 +51,7 @@ def at_best_rate(records: Sequence[Record]) -> list[Record]:
 
     The validation text is not one of those that results are measured on.
     """
-    valid, best = last(VALID, PER_TOKEN), {}
+    valid, best = last(HELD_OUT, PER_TOKEN), {}
     known = [one for one in records if not math.isnan(valid(one))]
     for one in sorted(known, key=lambda one: (tokens(one), one.run.seed, valid(one))):
         best.setdefault(one.parameters, one.run.train.lr)
@@ -82,7 +82,7 @@ def _are_whole(arms: dict[int, list[Record]], records: Sequence[Record]) -> bool
 
 def _slope(records: Iterable[Record]) -> Estimate:
     """Return the exponent of loss on held-out books over parameters."""
-    measure = last(HELD_OUT, PER_TOKEN)
+    measure = last(BOOKS, PER_TOKEN)
     values = [(one.parameters, measure(one)) for one in records]
     return slope([(math.log(size), math.log(value)) for size, value in values if math.isfinite(value)])
 
@@ -104,7 +104,7 @@ def falls_faster_with_more_tokens(records: Sequence[Record]) -> Evidence | None:
 
 def largest_is_worse(records: Sequence[Record]) -> Evidence | None:
     """Judge whether the largest model is worse on held-out books than another after the fewest tokens."""
-    arms, measure = by_tokens(records), last(HELD_OUT, PER_TOKEN)
+    arms, measure = by_tokens(records), last(BOOKS, PER_TOKEN)
     found = sorted(points(arms[min(arms)], measure), key=lambda one: one.parameters) if arms else []
     if len(found) < 2:
         return None

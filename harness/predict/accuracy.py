@@ -9,8 +9,7 @@ import numpy as np
 import pandas as pd
 
 from harness.analysis import render
-from harness.analysis.json_tables import as_json
-from harness.analysis.render import Column, Table, texts
+from harness.analysis.render import Column, Table, as_json, texts
 from harness.experiment import folders
 from harness.experiment.loading import load
 from harness.figures.style import mark, save, style

@@ -11,6 +11,7 @@ import tyro
 from rich.table import Table
 
 from harness.rank.devices import visible_gpus
+from harness.records.parts import CATEGORIES
 from harness.terminal import UNITS, Flag, console, parse_bytes, print_json, shown
 from impl.cost.memory import Memory, memory_of_ranks
 from impl.cost.parameters import count_parameters
@@ -22,7 +23,7 @@ from impl.errors import InputError
 from impl.run import Run
 from impl.simulator.room import fit, taken_of
 
-CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "buffers", "rest", "total", "host")
+SHOWN = (*CATEGORIES, "total", "host")
 
 
 def memory(
@@ -111,7 +112,7 @@ def print_memory(ranks: Sequence[Memory]) -> None:
     """Print the memory of every pipeline rank by category."""
     most = max(memory.total for memory in ranks)
     unit = next(unit for unit, scale in UNITS.items() if most >= scale or unit == "KiB")
-    names = [name for name in CATEGORIES if name != "host" or any(memory.host for memory in ranks)]
+    names = [name for name in SHOWN if name != "host" or any(memory.host for memory in ranks)]
     table = Table("pipeline rank", *(f"{name} ({unit})" for name in names))
     for column in table.columns:
         column.justify, column.no_wrap = "right", True

@@ -28,9 +28,8 @@ def evaluations(records: Sequence[Record]) -> pd.DataFrame:
     return pd.DataFrame(rows, columns=COLUMNS)
 
 
-OF_AN_EVALUATION = (
-    "name", "kind", "step", "token_perplexity", "word_perplexity", "bits_per_byte", "accuracy",
-)  # fmt: skip
+SCORES = ("token_perplexity", "word_perplexity", "bits_per_byte", "accuracy")
+OF_AN_EVALUATION = ("name", "kind", "step", *SCORES)
 """Columns that are properties of an evaluation."""
 FLOOR = ("floor", "floor_standard_error", "language_floor", "above_floor")
 COLUMNS = ["id", *OF_AN_EVALUATION, "key", "questions", *FLOOR]

@@ -19,7 +19,7 @@ def once_for_all(function: Callable[..., pd.DataFrame]) -> Callable[..., pd.Data
 
     @functools.wraps(function)
     def known(records: Sequence[Record], *others: str) -> pd.DataFrame:
-        return cached(tuple(records), *(others or function.__defaults__ or ())).copy(deep=False)
+        return cached(tuple(records), *others).copy(deep=False)
 
     return known
 

@@ -12,7 +12,7 @@ import pandas as pd
 
 from harness.records.frames import none_if_missing, once_for_all, rows_of
 from harness.records.labels import SHAPE, labels_by, varying
-from harness.records.parts import others_share
+from harness.records.parts import CATEGORIES, others_share
 from harness.records.record import CONVENTION, STATES, Record, float_or_nan
 from harness.records.statistics import UNKNOWN, estimate
 from harness.records.steps import Step, Steps
@@ -36,11 +36,7 @@ OF_A_RECORD = (
     "losses",
 )  # fmt: skip
 """Columns that are properties of a record."""
-CATEGORIES = {
-    "memory": ("total",),
-    **{name: (name,) for name in ("parameters", "gradients", "optimizer", "activations", "buffers", "rest")},
-    "states": STATES,
-}
+MEMORY = {"memory": ("total",), **{name: (name,) for name in CATEGORIES}, "states": STATES}
 """Categories of memory, by the beginning of their columns."""
 
 
@@ -169,8 +165,8 @@ def _rates(record: Record) -> dict[str, Any]:
 
 def _memory(record: Record) -> dict[str, Any]:
     kinds = [rank.memory_kind for rank in record.ranks if rank.peak_memory_bytes]
-    sizes = {f"{name}_bytes": record.bytes_of(*parts) for name, parts in CATEGORIES.items()}
-    predicted = {f"predicted_{name}_bytes": record.predicted_bytes_of(*parts) for name, parts in CATEGORIES.items()}
+    sizes = {f"{name}_bytes": record.bytes_of(*parts) for name, parts in MEMORY.items()}
+    predicted = {f"predicted_{name}_bytes": record.predicted_bytes_of(*parts) for name, parts in MEMORY.items()}
     return {"memory_kind": kinds[0] if kinds else None, **sizes, **predicted}
 
 

@@ -110,7 +110,7 @@ def _why_no_prediction(record: Record) -> str | None:
     if not code_of(run) and (problems := run.problems()):
         return f"config: {problems[0]}"
     for rank in record.ranks:
-        if rank.memory and (missing := CATEGORIES - rank.memory.keys()):
+        if rank.memory and (missing := set(CATEGORIES) - rank.memory.keys()):
             return f"ranks.{rank.rank}.memory: no {', '.join(sorted(missing))}"
         if any(size < 0 for name, size in (rank.memory or {}).items() if name != "rest"):
             return f"ranks.{rank.rank}.memory: less than 0"

@@ -30,7 +30,7 @@ Span = tuple[str, Number, Number]
 Status = Literal["ok", "nan", "invalid", "oom", "failed", "timeout"]
 MOST_OTHERS = 0.1
 """Share of the processors' time that others may take while a run trains, without a mark; chosen, not measured."""
-CATEGORIES = frozenset({"parameters", "gradients", "optimizer", "activations", "buffers", "rest"})
+CATEGORIES = ("parameters", "gradients", "optimizer", "activations", "buffers", "rest")
 """Categories of a step's device memory."""
 
 

@@ -2,8 +2,8 @@
 
 import threading
 import time
-from collections.abc import Callable, Sequence
-from contextlib import suppress
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import NamedTuple
 
@@ -41,64 +41,62 @@ class Course(NamedTuple):
     steps: int
 
 
-class Page:
-    """Context that writes a page every few seconds, and once more at its end; `states` returns those of all points."""
+@contextmanager
+def kept(
+    path: Path, store: Store, points: Sequence[Point], states: Callable[[], list[tuple[str, str]]]
+) -> Iterator[None]:
+    """Write a page every few seconds, and once more at the end; `states` returns those of all points.
 
-    def __init__(
-        self, path: Path, store: Store, points: Sequence[Point], states: Callable[[], list[tuple[str, str]]]
-    ) -> None:
-        self.path, self.store, self.points, self.states = path, store, points, states
-        self.ended = threading.Event()
-        self.thread = threading.Thread(target=self._go_on, daemon=True)
+    Raises:
+        OSError: the file cannot be written.
+    """
+    write = lambda *, is_live: write_atomically(path, page(store, points, states(), is_live=is_live), is_lasting=False)
+    ended = threading.Event()
 
-    def __enter__(self) -> "Page":
-        self.write(is_live=True)
-        self.thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.ended.set()
-        self.thread.join()
-        self.write(is_live=False)
-
-    def _go_on(self) -> None:
-        while not self.ended.wait(EVERY_SECONDS):
+    def go_on() -> None:
+        while not ended.wait(EVERY_SECONDS):
             with suppress(OSError):  # a full disk ends no sweep
-                self.write(is_live=True)
+                write(is_live=True)
 
-    def write(self, *, is_live: bool) -> None:
-        """Write the page of this moment.
+    write(is_live=True)
+    thread = threading.Thread(target=go_on, daemon=True)
+    thread.start()
+    try:
+        yield
+    finally:
+        ended.set()
+        thread.join()
+        write(is_live=False)
 
-        Raises:
-            OSError: the file cannot be written.
-        """
-        attempts = Attempts(self.store).open()
-        found = [
-            self._course(point, attempts.get(point.id, []), *state)
-            for point, state in zip(self.points, self.states(), strict=True)
-        ]
-        text = templates().get_template("live.html").render(
-            heading=f"{self.store.experiment}, {self.store.tier} tier", courses=found, is_live=is_live,
-            style=(TEMPLATES / "style.css").read_text(), every=round(EVERY_SECONDS), curves=curves(found),
-            size=(WIDTH, HEIGHT), time=time.strftime("%H:%M:%S"), colours=COLOURS,
-        )  # fmt: skip
-        write_atomically(self.path, text, is_lasting=False)
 
-    def _course(self, point: Point, attempts: Sequence[Path], state: str, reason: str) -> Course:
-        steps, logs = list[dict[str, float]](), list[tuple[int, str]]()
-        for attempt in attempts[-1:]:
-            with suppress(UnreadableError):  # its log is being written again
-                steps = steps_so_far(attempt)
-            orders = Orders.found(attempt)
-            ranks = range(min(orders.ranks, RANKS) if orders else 0)
-            logs = [(rank, printable("\n".join(last_lines(attempt, rank)[-LINES:]))) for rank in ranks]
-        record = None if steps else self.store.read(point.id)
-        losses = [*record.losses] if record is not None else [step["loss"] for step in steps]
-        seconds = [record.step_seconds] if record is not None else [step["seconds"] for step in steps[-LATEST:]]
-        rate = point.run.tokens_per_step * len(seconds) / max(sum(seconds), 1e-9) if seconds else float("nan")
-        memory = record.peak_memory_bytes if record is not None else (steps[-1].get(MEMORY) if steps else None)
-        size = shown(memory) if memory and memory == memory else ""
-        return Course(point.label, state, reason, losses, rate, size, logs, point.run.train.steps)
+def page(store: Store, points: Sequence[Point], states: Sequence[tuple[str, str]], *, is_live: bool) -> str:
+    """Return the page of this moment."""
+    attempts = Attempts(store).open()
+    found = [
+        _course(store, point, attempts.get(point.id, []), *state) for point, state in zip(points, states, strict=True)
+    ]
+    return templates().get_template("live.html").render(
+        heading=f"{store.experiment}, {store.tier} tier", courses=found, is_live=is_live,
+        style=(TEMPLATES / "style.css").read_text(), every=round(EVERY_SECONDS), curves=curves(found),
+        size=(WIDTH, HEIGHT), time=time.strftime("%H:%M:%S"), colours=COLOURS,
+    )  # fmt: skip
+
+
+def _course(store: Store, point: Point, attempts: Sequence[Path], state: str, reason: str) -> Course:
+    steps, logs = list[dict[str, float]](), list[tuple[int, str]]()
+    for attempt in attempts[-1:]:
+        with suppress(UnreadableError):  # its log is being written again
+            steps = steps_so_far(attempt)
+        orders = Orders.found(attempt)
+        ranks = range(min(orders.ranks, RANKS) if orders else 0)
+        logs = [(rank, printable("\n".join(last_lines(attempt, rank)[-LINES:]))) for rank in ranks]
+    record = None if steps else store.read(point.id)
+    losses = [*record.losses] if record is not None else [step["loss"] for step in steps]
+    seconds = [record.step_seconds] if record is not None else [step["seconds"] for step in steps[-LATEST:]]
+    rate = point.run.tokens_per_step * len(seconds) / max(sum(seconds), 1e-9) if seconds else float("nan")
+    memory = record.peak_memory_bytes if record is not None else (steps[-1].get(MEMORY) if steps else None)
+    size = shown(memory) if memory and memory == memory else ""
+    return Course(point.label, state, reason, losses, rate, size, logs, point.run.train.steps)
 
 
 def curves(courses: Sequence[Course]) -> list[tuple[int, str]]:

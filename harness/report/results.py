@@ -4,13 +4,12 @@ from collections.abc import Callable, Iterable, Sequence
 from pathlib import Path
 from typing import Any
 
-from harness.analysis import json_tables, render
-from harness.analysis.breakdown import breakdown_table, limit_table
-from harness.analysis.failures import failures_table
+from harness.analysis import render
+from harness.analysis.breakdown import profile_tables
 from harness.analysis.latex import latex
 from harness.analysis.perplexity import perplexity_tables
 from harness.analysis.render import Table
-from harness.analysis.tables import MakesTable, scaling_table, throughput_table
+from harness.analysis.tables import MakesTable, failures_table, scaling_table, throughput_table
 from harness.experiment.claims import Claim
 from harness.experiment.claims_table import claims_table
 from harness.experiment.experiment import Experiment, Point
@@ -30,7 +29,7 @@ def all_tables(
     Raises:
         InputError: the records are of several tiers.
     """
-    tables = [throughput_table(records), limit_table(records), breakdown_table(records), scaling_table(records)]
+    tables = [throughput_table(records), *profile_tables(records), scaling_table(records)]
     tables += perplexity_tables(records)
     tables += [table(records)] if table else []
     tables += [failures_table(records), *([claims_table(sound(claims), records)] if claims else [])]
@@ -122,7 +121,7 @@ def print_written(store: Store, count: int, files: Iterable[str]) -> None:
 
 
 def as_json(made: list[Table]) -> dict[str, Any]:
-    return {"tables": [json_tables.as_json(t) for t in made]}
+    return {"tables": [render.as_json(t) for t in made]}
 
 
 def described(e: Experiment) -> dict[str, Any]:

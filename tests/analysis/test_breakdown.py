@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from harness.analysis import render
-from harness.analysis.breakdown import PARTS, breakdown_table, limit_table
+from harness.analysis.breakdown import PARTS, profile_tables
 from harness.cli import sweeps
 from harness.experiment.loading import load
 from harness.records.parts import Limit, Parts, Profile
@@ -34,17 +34,20 @@ def profiled(limits: list[tuple[float, float, float]], **changed: Any) -> Record
 
 
 def test_the_limit_is_the_rank_with_most_to_do_computing_or_communicating() -> None:
-    (row,) = limit_table([profiled([(0.05, 0.01, 0.03), (0.06, 0.02, 0.04)], plan__dp=2)]).frame.to_dict("records")
+    limit, _ = profile_tables([profiled([(0.05, 0.01, 0.03), (0.06, 0.02, 0.04)], plan__dp=2)])
+    (row,) = limit.frame.to_dict("records")
     assert (row["gemm_alone_seconds"], row["attention_alone_seconds"]) == (0.06, 0.02)
     assert row["collective_alone_seconds"] == 0.04
     assert row["limit_seconds"] == pytest.approx(0.08)
     assert row["limit_share"] == pytest.approx(0.8)  # of a step of 0.1 s
-    (row,) = limit_table([profiled([(0.05, 0.01, 0.09), (0.06, 0.02, 0.04)], plan__dp=2)]).frame.to_dict("records")
+    limit, _ = profile_tables([profiled([(0.05, 0.01, 0.09), (0.06, 0.02, 0.04)], plan__dp=2)])
+    (row,) = limit.frame.to_dict("records")
     assert row["limit_seconds"] == 0.09
 
 
 def test_parts_are_means_over_ranks_and_add_up() -> None:
-    (row,) = breakdown_table([profiled([(0.1, 0.1, 0.1)] * 2, plan__dp=2)]).frame.to_dict("records")
+    _, breakdown = profile_tables([profiled([(0.1, 0.1, 0.1)] * 2, plan__dp=2)])
+    (row,) = breakdown.frame.to_dict("records")
     assert row["profiled_seconds"] == pytest.approx(0.3)
     assert row["communication_seconds"] == pytest.approx(0.15)
     assert row["communication_share"] == pytest.approx(0.5)
@@ -55,7 +58,7 @@ def test_parts_are_means_over_ranks_and_add_up() -> None:
 def test_repeats_are_one_row_and_only_profiled_points_have_one() -> None:
     records = [profiled([(0.05, 0.01, 0.0)], repeat=i, seconds=s) for i, s in enumerate((0.1, 0.12))]
     records.append(record(model__num_layers=8))
-    for table in (limit_table(records), breakdown_table(records)):
+    for table in profile_tables(records):
         assert list(table.frame["n"]) == [2]
         assert len(table.cells) == 1
     names = [table.name for table in all_tables(records)]
@@ -79,7 +82,7 @@ def test_an_experiment_or_the_command_line_asks_for_it(
 
 
 def test_milliseconds_and_percent_stand_side_by_side() -> None:
-    text = render.markdown(breakdown_table([profiled([(0.05, 0.01, 0.0)])]))
+    text = render.markdown(profile_tables([profiled([(0.05, 0.01, 0.0)])])[1])
     assert "| exposed communication (ms) | exposed communication (%) |" in text
     assert "Where the time goes: made_up, smoke tier" in text
     header, _, row = text.splitlines()[2:5]

@@ -9,9 +9,8 @@ from hypothesis import strategies as st
 from rich.console import Console
 
 from harness.analysis import render
-from harness.analysis.json_tables import as_json
 from harness.analysis.latex import latex
-from harness.analysis.render import Column, Table, number, number_with_interval
+from harness.analysis.render import Column, Table, as_json, number, number_with_interval
 
 COLUMNS = (
     Column(key="name", header="name", text=True),

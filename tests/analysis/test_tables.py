@@ -8,8 +8,8 @@ import pandas as pd
 import pytest
 
 from harness.analysis import perplexity, tables
-from harness.analysis.failures import failures_table
 from harness.analysis.render import Column, Table
+from harness.analysis.tables import failures_table
 from harness.records.evaluations import floor_of
 from harness.records.parts import Data, Entropy, Evaluation, Sample
 from harness.records.record import Record

@@ -9,8 +9,7 @@ import pytest
 
 from experiments.ours import cost_scaling, engines, overlap, single_device
 from harness.analysis import render
-from harness.analysis.failures import failures_table
-from harness.analysis.tables import scaling_table
+from harness.analysis.tables import failures_table, scaling_table
 from harness.experiment.claims import evidence, verdict
 from harness.experiment.loading import load
 from harness.figures import figures

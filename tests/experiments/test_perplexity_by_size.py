@@ -5,7 +5,8 @@ from collections.abc import Callable
 from dataclasses import replace
 
 from experiments.ours import perplexity_by_size as experiment
-from harness.experiment.loss_by_size import HELD_OUT, LAMBADA, VALID, WIKITEXT, at_best_rate, figure, table, tokens
+from harness.experiment.loss_by_size import BOOKS, LAMBADA, WIKITEXT, at_best_rate, figure, table, tokens
+from harness.records.parts import HELD_OUT
 from harness.records.record import Record
 from impl.run import Run
 from tests.experiments.as_printed import ABSENT, NO, OPEN, YES, judged
@@ -33,8 +34,8 @@ def records(loss: Loss) -> list[Record]:
         off = abs(math.log(run.train.lr / BEST[run.model.hidden_size]))
         one = replace(full.evaluations[-1], tokens=1000, words=1000, bytes=1000, correct=None, total=None)
         full.evaluations = [
-            replace(one, name=VALID, kind="causal", nats=1000 * (value + off)),
-            replace(one, name=HELD_OUT, kind="words", nats=1000 * value),
+            replace(one, name=HELD_OUT, kind="causal", nats=1000 * (value + off)),
+            replace(one, name=BOOKS, kind="words", nats=1000 * value),
             replace(one, name=WIKITEXT, kind="words", nats=1000 * value),
             replace(one, name=LAMBADA, kind="last_word", nats=1000 * value),
         ]

@@ -10,9 +10,8 @@ import pytest
 import yaml
 
 from harness.analysis import tables
-from harness.analysis.failures import failures_table
 from harness.analysis.simulated_columns import twin
-from harness.analysis.tables import denominators
+from harness.analysis.tables import denominators, failures_table
 from harness.experiment.claims import Claim, Evidence, tally
 from harness.experiment.claims_table import claims_table
 from harness.experiment.loading import load

@@ -36,7 +36,7 @@ def sweep(tmp_path: Path) -> tuple[Store, list[Point]]:
 
 
 def written(path: Path, sweep: tuple[Store, list[Point]]) -> str:
-    with live.Page(path, *sweep, lambda: [("running", ""), ("ok", ""), ("missing", "waits & waits")]):
+    with live.kept(path, *sweep, lambda: [("running", ""), ("ok", ""), ("missing", "waits & waits")]):
         text = path.read_text()
     assert "setInterval" in text
     assert "setInterval" not in path.read_text(), "it has ended"
