@@ -4,7 +4,7 @@ import math
 from collections.abc import Callable, Sequence
 
 from harness.experiment.kit import (
-    Check, Claim, Column, Evidence, Measure, Record, Run, Tolerance, estimate, less, tally,
+    Check, Claim, Column, Evidence, Measure, Record, Run, Tolerance, estimate, less, tally, with_interval,
 )  # fmt: skip
 from impl.grouping import by_key
 
@@ -44,8 +44,8 @@ def ratio_of(found: dict[str, BySeed], one: str, other: str, most: float, what: 
     if not both:
         return None
     ratio = estimate([first[at] / second[at] for at in both])
-    interval = "" if ratio.half_width is None else f" ± {ratio.half_width:.4f}"
-    numbers = f"{what}: {one} {ratio.mean:.4f}{interval} times {other}, {len(both)} seed{'s' * (len(both) > 1)}"
+    times = f"{with_interval(ratio, '.4f', '.4f')} times {other}"
+    numbers = f"{what}: {one} {times}, {len(both)} seed{'s' * (len(both) > 1)}"
     return tally([less(ratio, most)], "", numbers)
 
 

@@ -16,7 +16,7 @@ from harness.analysis.isoflop import Profile, budget, exponent, profiles
 from harness.experiment.kit import (
     AT_ONCE, RUNS, Claim, Column, DataConfig, Estimate, EvaluationConfig, Evidence, Experiment, ModelConfig, Plan,
     Point, Recipe, Record, Run, Tolerance, about, cost, near, of_run, points, published, published_number, size_name,
-    table_of, tally,
+    table_of, tally, with_interval,
 )  # fmt: skip
 from harness.experiment.loss_by_size import tokens
 from harness.figures.isoflop import isoflop
@@ -54,9 +54,8 @@ def said(records: Sequence[Record], *kinds: str) -> str:
     parts = []
     for one in kinds:
         found, best = grown(records)[one], [of.best for of in by_kind(records)[one] if not math.isnan(of.best)]
-        wide = "" if found.half_width is None else f" ± {found.half_width:.2f}"
         sizes = f", {size_name(round(min(best)))} to {size_name(round(max(best)))}" if best else ""
-        parts.append(f"{one} {found.mean:.2f}{wide} ({len(best)} best sizes{sizes})")
+        parts.append(f"{one} {with_interval(found, '.2f', '.2f')} ({len(best)} best sizes{sizes})")
     return ", ".join(parts)
 
 

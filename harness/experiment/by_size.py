@@ -12,6 +12,7 @@ from harness.analysis.render import Column, number
 from harness.experiment.checks import falls_along
 from harness.experiment.claims import Check, Evidence, less, means, tally
 from harness.experiment.comparison import Comparison
+from harness.experiment.pairs import with_interval
 from harness.records.measures import size_name
 from harness.records.parts import Evaluation
 from harness.records.record import Record
@@ -68,8 +69,7 @@ def with_size(measure: Callable[[Evaluation], float], name: str, unit: str) -> C
         by_size = sorted(means(known).items())
         losses = [loss for _, loss in by_size]
         numbers = ", ".join(f"{number(value.mean)} ({size_name(round(size))})" for size, value in by_size)
-        wide = "" if found.half_width is None else f" ± {found.half_width:.2g}"
-        text = f"exponent {found:.3f}{wide}; {unit}: {numbers}"
+        text = f"exponent {with_interval(found, '.3f')}; {unit}: {numbers}"
         if any(record.has_diverged for record in records):
             return tally([False], "", f"{text}; a run diverged")
         if all(loss.n > 1 for loss in losses):

@@ -123,6 +123,6 @@ def cells(records: Sequence[Record], *fields: str, choice: Callable[[Run], Hasha
     return made
 
 
-def with_interval(ratio: Estimate) -> str:
-    """Return the ratio as text, `0.87 ± 0.02`; a single pair has no interval."""
-    return f"{ratio.mean:.3g}" if ratio.half_width is None else f"{ratio.mean:.3g} ± {ratio.half_width:.2g}"
+def with_interval(one: Estimate, mean: str = ".3g", half_width: str = ".2g") -> str:
+    """Return an estimate as text in these formats, `0.87 ± 0.02`; that of one measurement has no interval."""
+    return f"{one:{mean}}" + ("" if one.half_width is None else f" ± {one.half_width:{half_width}}")

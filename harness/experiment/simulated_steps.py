@@ -9,7 +9,7 @@ import pandas as pd
 from harness.analysis.points import Point, points
 from harness.experiment.claims import Evidence, Tolerance, tally
 from harness.experiment.contests import plan_name
-from harness.experiment.pairs import step_seconds
+from harness.experiment.pairs import step_seconds, with_interval
 from harness.records.record import Record
 from harness.records.statistics import Estimate, estimate, t_quantile
 from impl.run import Run
@@ -52,11 +52,10 @@ def close(records: Sequence[Record]) -> Evidence | None:
     """Judge whether predictions are off by OFF on average, or less."""
     if not (found := compared(records)):
         return None
-    mean, worst = sum(abs(off(one)) for one in found) / len(found), max(found, key=lambda one: abs(off(one)))
-    where = f"{worst.model}, {name(worst.run)}"
-    sure = estimate([abs(off(one)) for one in found])
-    wide = "" if sure.half_width is None else f" ± {sure.half_width:.1%}"
-    return tally([sure.scaled(-1) - -OFF], "", f"{mean:.1%}{wide} off on average, {off(worst):+.1%} at most ({where})")
+    mean, worst = estimate([abs(off(one)) for one in found]), max(found, key=lambda one: abs(off(one)))
+    on_average = f"{with_interval(mean, '.1%', '.1%')} off on average"
+    at_most = f"{off(worst):+.1%} at most ({worst.model}, {name(worst.run)})"
+    return tally([mean.scaled(-1) - -OFF], "", f"{on_average}, {at_most}")
 
 
 def in_order(records: Sequence[Record]) -> Evidence | None:
