@@ -100,10 +100,10 @@ def _faults_named(file: str) -> Iterator[None]:
     try:
         yield
     except (Exception, SystemExit) as error:
-        raise InputError(_told(file, error)) from None
+        raise InputError(_in_one_line(file, error)) from None
 
 
-def _told(file: str, error: BaseException) -> str:
+def _in_one_line(file: str, error: BaseException) -> str:
     """Return in one line what is wrong with an experiment's file, and in which line of it."""
     lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename.endswith(file)]
     line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
@@ -116,7 +116,7 @@ def _text(value: object) -> str:
     try:
         return str(value)
     except Exception:
-        return "(it cannot be told)"
+        return "(it has no text)"
 
 
 def _from_module(name: str, file: str, module: ModuleType) -> Experiment:

@@ -82,6 +82,6 @@ def _read(path: Path) -> pd.DataFrame:
             row, word = unknown[0]
             raise ValueError(f"line {row} has verified {word!r}, which is none of {', '.join(VERIFIED)}")
     except ValueError as error:  # includes the errors of pandas
-        told = " ".join(str(error).split())
-        raise InputError(f"{path}: {told}; valid: a CSV file with columns {', '.join(columns)}") from None
+        why = " ".join(str(error).split())
+        raise InputError(f"{path}: {why}; valid: a CSV file with columns {', '.join(columns)}") from None
     return rows

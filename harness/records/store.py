@@ -1,4 +1,4 @@
-"""Storage of records: paths, atomic writing, and attempts at runs."""
+"""Storage of records: paths, atomic writing, digests, and whether a file is the record that its place says."""
 
 import hashlib
 import json
@@ -185,7 +185,9 @@ class Store:
         path = self.path(run_id)
         try:
             record = read_record(path)
-            why = self._why_foreign(record, run_id) or self._why_of_another_system(record)
+            why = self._why_foreign(record, run_id)
+            if why is None and self.system not in (None, record.environment.system):
+                why = f"it is not about the system {self.system}"
         except (ValueError, RecursionError) as error:
             record, why = None, str(error)
         if why is None:
@@ -285,11 +287,6 @@ class Store:
         if head.is_simulated != (self.system is not None):
             return f"its source is {head.source!r:.60}, which lies elsewhere"
         return None
-
-    def _why_of_another_system(self, record: "Record") -> str | None:
-        """Return why a record is not of the store's system; None if it is, or if the store has measured records."""
-        is_its = self.system is None or record.environment.system == self.system
-        return None if is_its else f"it is not about the system {self.system}"
 
 
 def require_name(name: str) -> None:

@@ -60,7 +60,7 @@ class _Pages(BasePlugin):
         return config
 
     def on_page_markdown(self, markdown: str, page: Any, config: Any, files: Files) -> str:
-        """Let links lead to notebooks' pages, or be text where they lead nowhere; write headings and lists for it."""
+        """Let links lead to notebooks' pages, or be text where they lead nowhere; mend headings and lists."""
 
         def kept(found: re.Match[str]) -> str:
             text, target = found.groups()

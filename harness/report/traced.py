@@ -36,7 +36,7 @@ class Program:
         """Return the result of an operation, which equal ones share.
 
         Raises:
-            NotImplementedError: the operation is none of a program.
+            NotImplementedError: no program has such an operation.
         """
         if name not in OPERATIONS:
             raise NotImplementedError(f"the closed form uses {name}, which the planner lacks; valid: {OPERATIONS}")
@@ -99,7 +99,7 @@ def _like(found: Any, places: Any, row: Traced) -> Any:
 
 
 def traced(form: ClosedForm, plan: Plans) -> dict[str, Any]:
-    """Return the program of `details` for a plan, of whose form the laws of all are, and the places of its results."""
+    """Return the program of `details` that a plan of this form records, and which operations give its results."""
     program = Program()
     inputs = {name: program.add("input", name) for name in (*KNOBS, BATCH)}
     found = _Tracing(form, plan, program).details(Plans(inputs), inputs[BATCH])  # type: ignore[arg-type]
