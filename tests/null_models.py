@@ -4,9 +4,9 @@ from collections.abc import Iterator, Sequence
 from typing import NamedTuple, get_args
 
 from harness.analysis.render import Column, Table
+from harness.analysis.tabulate import listed
 from harness.experiment.claims import Claim, Part, Verdict, evidence, idealised, verdict
 from harness.experiment.experiment import Experiment
-from harness.experiment.listing import listed
 from harness.experiment.tiers import TIERS
 from harness.records.record import Record
 

@@ -1,4 +1,4 @@
-"""An experiment's own table, of its points."""
+"""An experiment's own table, of its points, or of items of any kind."""
 
 import math
 from collections.abc import Callable, Iterable, Sequence
@@ -73,6 +73,12 @@ def _place(point: Point) -> dict[str, Any]:
         "n": point.n,
         "mark": "",
     }
+
+
+def listed(name: str, title: str, columns: Sequence[Column], items: Iterable[Any], notes: Sequence[str] = ()) -> Table:
+    """Return a table with one row per item of any kind, whose values are the columns' functions `of` of the item."""
+    rows = pd.DataFrame([{column.key: column.of(item) for column in columns if column.of} for item in items])
+    return Table(name, title, shown(columns, rows), rows, tuple(notes) if len(rows) else ())
 
 
 def printed_value(key: str) -> Callable[[Point], float]:

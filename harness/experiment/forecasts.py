@@ -7,7 +7,7 @@ from typing import NamedTuple
 
 from harness.analysis.columns import share
 from harness.analysis.render import Column, Table
-from harness.experiment.listing import listed
+from harness.analysis.tabulate import listed
 from harness.records.parts import HELD_OUT
 from harness.records.record import Record
 

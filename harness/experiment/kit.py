@@ -10,7 +10,7 @@ from harness.analysis.render import Column, Table, number
 from harness.analysis.tables import (
     BUBBLE, DEVICE, EFFICIENCY, FLOP_RATE, GIB, MARK, MILLI, PERCENT, PUBLISHED, RATE, RUNS, TERA, VARIES,
 )  # fmt: skip
-from harness.analysis.tabulate import printed_value, tabulate
+from harness.analysis.tabulate import listed, printed_value, tabulate
 from harness.experiment import checks
 from harness.experiment.by_size import BySize, with_size
 from harness.experiment.checks import (
@@ -22,7 +22,6 @@ from harness.experiment.comparison import (
     POINTS, Comparison, Printed, flop_rate, in_words, rate_with_recomputation, relative_to,
 )  # fmt: skip
 from harness.experiment.experiment import Experiment
-from harness.experiment.listing import Listing, listed
 from harness.experiment.pairs import STEP, Cell, apart_from, by_choice, cells, step_seconds, with_interval
 from harness.experiment.paper import against_in_print, and_absent, noted, table_of, with_printed
 from harness.experiment.published import published, published_number

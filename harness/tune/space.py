@@ -18,7 +18,7 @@ from harness.analysis.columns import share
 from harness.analysis.points import Point, points
 from harness.analysis.render import Column, Table
 from harness.analysis.tables import TERA
-from harness.experiment.listing import listed
+from harness.analysis.tabulate import listed
 from harness.figures.style import COLOURS, panels, to_draw
 from harness.records.measures import about
 from harness.records.record import Record

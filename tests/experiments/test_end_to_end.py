@@ -39,7 +39,8 @@ def test_verdicts_on_bubbles_turn() -> None:
     ]  # fmt: skip
     flat = figure_6(lambda run, bubble: 0.5)
     assert verdicts(BUBBLE, flat)[1:3] == [NO, NO]
-    rows = bubble.BUBBLES.table(figure_6()).frame
+    assert BUBBLE.table is not None
+    rows = BUBBLE.table(figure_6()).frame
     assert list(rows["simulated_bubble"]) == pytest.approx(list(rows["formula"]))
 
 
