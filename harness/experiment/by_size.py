@@ -11,7 +11,7 @@ from harness.analysis.points import Point
 from harness.analysis.render import Column, number
 from harness.experiment.checks import falls_along
 from harness.experiment.claims import Check, Evidence, less, means, tally
-from harness.experiment.comparison import Comparison
+from harness.experiment.comparison import Comparison, flop_rate
 from harness.experiment.pairs import with_interval
 from harness.records.measures import size_name
 from harness.records.parts import Evaluation
@@ -38,14 +38,14 @@ class BySize(Comparison):
         """Check that the largest model is faster per device than the smallest."""
         if not (found := self.by_size(records)):
             return None
-        ratio = found[-1].over(found[0], self.measure)
+        ratio = found[-1].over(found[0], flop_rate)
         return tally([ratio - 1], "", f"{ratio:.2f} ({found[-1].model} over {found[0].model})")
 
     def falls_with_size(self, records: Sequence[Record]) -> Evidence | None:
         """Check that each larger model is slower per device."""
         found = self.by_size(records)
         numbers = ", ".join(f"{one.relative:.0%} ({one.model})" for one in found)
-        return falls_along([found], self.measure, "steps in size", numbers)
+        return falls_along([found], flop_rate, "steps in size", numbers)
 
 
 def with_size(measure: Callable[[Evaluation], float], name: str, unit: str) -> Check:

@@ -156,21 +156,15 @@ def falls_along(lines: Iterable[Sequence[Point]], measure: Measure, what: str, n
     return tally([larger(a, b, measure) for line in lines for a, b in pairwise(line)], what, numbers)
 
 
-def best_of_both(
-    ours: Iterable[Point], theirs: Iterable[Point], measure: Measure, *alike: Column
-) -> list[tuple[Point, Point]]:
-    """Return the points with the largest measure, ours and theirs, where both have points that are equal in columns."""
-    best = lambda found: max(found, key=lambda one: one.mean(measure))
-    key = lambda one: (one.device, *values_of(one, alike))
-    others = {key(group[0]): best(group) for group in grouped(theirs, *alike)}
-    return [(best(group), others[key(group[0])]) for group in grouped(ours, *alike) if key(group[0]) in others]
-
-
 def best_over(
     ours: Iterable[Point], theirs: Iterable[Point], measure: Measure, *alike: Column
 ) -> list[tuple[Point, Estimate]]:
-    """Return our points of `best_of_both`, each with its measure over theirs."""
-    return [(one, one.over(other, measure)) for one, other in best_of_both(ours, theirs, measure, *alike)]
+    """Return our points of largest measure, each over theirs, where both have points that are equal in columns."""
+    best = lambda found: max(found, key=lambda one: one.mean(measure))
+    key = lambda one: (one.device, *values_of(one, alike))
+    others = {key(group[0]): best(group) for group in grouped(theirs, *alike)}
+    both = [(best(group), others.get(key(group[0]))) for group in grouped(ours, *alike)]
+    return [(one, one.over(other, measure)) for one, other in both if other is not None]
 
 
 def each(

@@ -84,8 +84,6 @@ class Comparison:
     notes: tuple[str, ...] = ()
     hardware: str = "A100s"
     """Hardware of the printed rates."""
-    measure: Measure = flop_rate
-    """Measure that is compared: larger is better."""
     more: tuple[Column, ...] = (PP_SENT, TP_SENT)
     """Further columns of the table, after those of rates and bubbles."""
 
@@ -120,7 +118,7 @@ class Comparison:
 
     def _speed(self, one: Point) -> float:
         """Return the measure of a point that was run, else the printed rate in model FLOPs."""
-        return one.mean(self.measure) if one.records else one.printed["model_rate"]
+        return one.mean(flop_rate) if one.records else one.printed["model_rate"]
 
     def _baseline(self, one: Point, others: Iterable[Point]) -> Point | None:
         """Return the baseline of a point among those of its group on one device that share no cores."""
@@ -134,11 +132,11 @@ class Comparison:
 
     def points(self, records: Sequence[Record]) -> list[Point]:
         """Return the timed points, relative to their group's baseline on one device; NaN if oversubscribed."""
-        found = points(records, self.measure)
+        found = points(records, flop_rate)
         out = []
         for one in found:
             first = self._baseline(one, found)
-            out.append(replace(one.against(first, self.measure), printed=self._printed_over(one, first)))
+            out.append(replace(one.against(first, flop_rate), printed=self._printed_over(one, first)))
         return out
 
     def _printed_over(self, one: Point, first: Point | None) -> Mapping[str, float]:
@@ -230,7 +228,7 @@ class Comparison:
     def ordered(self, along: Column, *, falls: bool = True) -> Check:
         """Return a check that speed falls, or rises, with a field in every group, at every step."""
         steps = lambda line: [(a, b) if falls else (b, a) for a, b in pairwise(line)]
-        margins = lambda line: [larger(a, b, self.measure) for a, b in steps(line)]
+        margins = lambda line: [larger(a, b, flop_rate) for a, b in steps(line)]
         return judged(lambda records: self.lines(records, along), margins, "steps", along)
 
     def faster(self, along: Column) -> Check:
@@ -274,8 +272,8 @@ class Comparison:
 
     def ends(self, along: Column) -> Check:
         """Return a check that in every group the smallest value of a field is fastest, and the largest slowest."""
-        fastest = lambda line: largest(line[0], line[1:], self.measure)
-        slowest = lambda line: all_hold([larger(one, line[-1], self.measure) for one in line[:-1]])
+        fastest = lambda line: largest(line[0], line[1:], flop_rate)
+        slowest = lambda line: all_hold([larger(one, line[-1], flop_rate) for one in line[:-1]])
         lines = lambda records: [sorted(line, key=lambda one: value(one, along)) for line in self.groups(records)]
         return judged(lines, lambda line: [all_hold([fastest(line), slowest(line)])], "batches", along)
 
@@ -283,7 +281,7 @@ class Comparison:
         """Return a check that in no group the smallest or the largest value of a field is fastest."""
         lines = lambda records: [line for line in self.lines(records, along) if len(line) > 2]
         best = lambda line: max(line[1:-1], key=lambda one: one.relative.mean)
-        return judged(lines, lambda line: [largest(best(line), (line[0], line[-1]), self.measure)], "batches", along)
+        return judged(lines, lambda line: [largest(best(line), (line[0], line[-1]), flop_rate)], "batches", along)
 
     def fastest(self, along: Column, best: Any, *shown: Column) -> Check:
         """Return a check that of the paper's own points those with this value of a field are fastest in every group."""
@@ -292,7 +290,7 @@ class Comparison:
             line for line in self.groups(records, printed=True) if of(line, are_best=True) and of(line, are_best=False)
         ]
         first = lambda line: max(of(line, are_best=True), key=lambda one: one.relative.mean)
-        margin = lambda line: largest(first(line), of(line, are_best=False), self.measure)
+        margin = lambda line: largest(first(line), of(line, are_best=False), flop_rate)
         return judged(lines, lambda line: [margin(line)], "batches", along, *shown)
 
     def in_print(self, *along: Column) -> str:

@@ -14,7 +14,7 @@ from harness.analysis.tabulate import listed, printed_value, tabulate
 from harness.experiment import checks
 from harness.experiment.by_size import BySize, with_size
 from harness.experiment.checks import (
-    AS_SIMULATED, all_hold, as_expected, as_predicted, best_of_both, best_over, each, ends, falls_along, grouped, known,
+    AS_SIMULATED, all_hold, as_expected, as_predicted, best_over, each, ends, falls_along, grouped, known,
     larger, largest, measured_only, simulated_only, within, within_points, within_share,
 )  # fmt: skip
 from harness.experiment.claims import Check, Claim, Evidence, Kind, Tolerance, less, means, near, tally
