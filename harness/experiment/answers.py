@@ -2,8 +2,8 @@
 
 import math
 from collections.abc import Sequence
-from itertools import pairwise
 
+from harness.experiment.checks import rises
 from harness.experiment.claims import Evidence, less, means, tally
 from harness.records.measures import size_name
 from harness.records.record import Record
@@ -32,7 +32,7 @@ def said(found: dict[float, Estimate]) -> str:
 
 def rises_with_size(records: Sequence[Record]) -> Evidence | None:
     found = accuracies(records)
-    return tally([less(a, b) for a, b in pairwise(found.values())], "steps in size", said(found))
+    return rises(list(found.values()), "steps in size", said(found))
 
 
 def on_race(records: Sequence[Record]) -> list[Record]:

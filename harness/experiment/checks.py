@@ -22,6 +22,11 @@ def falls(values: Sequence[Estimate | float], what: str, numbers: str) -> Eviden
     return tally([less(b, a) for a, b in pairwise(values)], what, numbers)
 
 
+def rises(values: Sequence[Estimate | float], what: str, numbers: str) -> Evidence | None:
+    """Judge whether every value is larger than the one before it; None for fewer than two."""
+    return tally([less(a, b) for a, b in pairwise(values)], what, numbers)
+
+
 def larger(one: Point, other: Point, measure: Measure) -> Estimate:
     """Return by how much a point's measure is over another's, as a share of it."""
     return one.over(other, measure) - 1
