@@ -315,9 +315,9 @@ def page(browser: Any) -> Iterator[Any]:
     context.close()
 
 
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-@pytest.mark.parametrize("width", [1280, 390])
+@pytest.mark.parametrize(("width", "scheme"), [(1280, "light"), (390, "dark")])
 def test_pages_fit_and_everything_has_a_name(page: Any, site: Path, scheme: str, width: int) -> None:
+    """Names depend on neither, and the width that a page needs not on its colours."""
     page.emulate_media(color_scheme=scheme)
     page.set_viewport_size({**PHONE, "width": width})
     for name in SHOWN:
