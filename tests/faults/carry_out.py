@@ -26,7 +26,7 @@ from impl.errors import InputError
 from impl.run import Run, to_dict
 from tests.faults.cases import Case
 from tests.faults.faulty import SAVING, FaultySite, place, run_of, store_of
-from tests.harness.small_runs import Told, processes, sweep
+from tests.harness.small_runs import Told, kill_all, sweep
 
 ROOT = Path(__file__).resolve().parents[2]
 HANG_SECONDS = 15.0
@@ -91,8 +91,7 @@ def carry_out(case: Case, folder: Path, tokens: Path, expected: dict[str, Any]) 
     except Exception as error:
         return Outcome("", 0, problem=f"{type(error).__name__}: {error}")
     finally:
-        for process in processes(folder):
-            process.kill()
+        kill_all(folder)
     record, problem = store.read(run.id), ""
     found = essence(record)
     if not (folder / "fired").exists():

@@ -130,6 +130,13 @@ def processes(folder: Path, program: str = "") -> list[psutil.Process]:
     return found
 
 
+def kill_all(folder: Path, program: str = "") -> None:
+    """End what still works below this folder, unless it ends by itself meanwhile."""
+    for process in processes(folder, program):
+        with contextlib.suppress(psutil.NoSuchProcess):
+            process.kill()
+
+
 def worker(folder: Path, rank: int) -> psutil.Process:
     """The process that trains this rank."""
     [found] = [p for p in processes(folder, "harness.rank.worker") if p.cmdline()[-4] == str(rank)]

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from harness.records.store import Store
-from tests.harness.small_runs import processes
+from tests.harness.small_runs import kill_all
 
 
 @pytest.fixture
@@ -14,5 +14,4 @@ def store(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Iterator[Store]:
     """A store on a machine without GPUs; no process that works in it outlives the test."""
     monkeypatch.setattr("harness.launch.slurm.gpu_count", lambda: 0)
     yield Store(tmp_path / "results", "made_up", "smoke")
-    for process in processes(tmp_path):
-        process.kill()
+    kill_all(tmp_path)

@@ -21,7 +21,7 @@ from harness.rank.devices import gpu_count
 from harness.records.store import Store
 from impl.model.config import ModelConfig
 from tests.harness.made_up_records import document, record
-from tests.harness.small_runs import ENDLESS, Told, kept, processes, small, sweep, trains, wait_until, worker
+from tests.harness.small_runs import ENDLESS, Told, kept, kill_all, processes, small, sweep, trains, wait_until, worker
 
 ROOT = Path(__file__).resolve().parents[2]
 REACTION_SECONDS = 10.0
@@ -155,8 +155,7 @@ def drivers(tokens: Path, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
         wait_until(have_started, 180)
         yield found
     finally:
-        for process in processes(folder):
-            process.kill()
+        kill_all(folder)
         for driver in found.values():
             driver.kill()
             driver.communicate()

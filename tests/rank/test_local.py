@@ -20,7 +20,7 @@ from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Run
 from tests.harness.made_up_orders import made_up
-from tests.harness.small_runs import processes, wait_until
+from tests.harness.small_runs import kill_all, processes, wait_until
 
 RUN = Run(plan=Plan(dp=2), train=Recipe(global_batch=2, microbatch=1))
 
@@ -33,8 +33,7 @@ def attempt(tmp_path: Path) -> Iterator[Path]:
     made_up(RUN, module="tests.harness.fake_rank", driver_pid=os.getpid()).write(folder)
     (folder / "act.json").write_text(json.dumps({"saved": 0}))
     yield folder
-    for process in processes(tmp_path):
-        process.kill()
+    kill_all(tmp_path)
 
 
 def begun(attempt: Path) -> psutil.Process:
