@@ -111,6 +111,16 @@ def store(tmp_path: Path) -> Store:
 
 
 @pytest.fixture(scope="module")
+def forked_ranks() -> Iterator[None]:
+    """Ranks of this machine are forked with PyTorch imported: for tests of what training leaves."""
+    from tests.harness.forked_ranks import fork_ranks
+
+    with pytest.MonkeyPatch.context() as patch:
+        fork_ranks(patch)
+        yield
+
+
+@pytest.fixture(scope="module")
 def one_rank(tmp_path_factory: pytest.TempPathFactory) -> Iterator[dist.ProcessGroup]:
     """A gloo group of this process alone, which computes by one thread, as ranks do."""
     import torch

@@ -11,7 +11,7 @@ from typing import Any
 
 CONTEXT = multiprocessing.get_context("forkserver")
 CONTEXT.set_forkserver_preload(
-    ["torch._dynamo", "impl.train", "impl.checkpoint", "scipy.optimize", "pytest", "pandas", "hypothesis"]
+    ["torch._dynamo", "harness.rank.worker", "impl.checkpoint", "scipy.optimize", "pytest", "pandas", "hypothesis"]
 )
 """What the modules of tests import: else every rank does so."""
 NCCLS = ("all_reduce", "all_gather_single", "reduce_scatter_single", "broadcast")

@@ -17,6 +17,7 @@ SMALL = ["--model.num-layers", "1", "--model.hidden-size", "16", "--model.num-he
 SMALL += ["--plan.tp", "2", "--train.steps", "2", "--train.global-batch", "2", "--train.microbatch", "1"]
 SMALL += ["--evaluation.sequences", "4", "--device", "cpu"]
 RECORDS = "train/small/records"
+pytestmark = pytest.mark.usefixtures("forked_ranks")
 
 
 def trained(data: Path, out: Path, *options: str) -> Answer:

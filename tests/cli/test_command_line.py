@@ -89,6 +89,7 @@ FOUR_LAYERS = "train --model.num-layers 4 --train.microbatch 1 --plan.pp 2 --pla
         (f"{FOUR_LAYERS} interleaved --plan.chunks 4", ("plan.pp x plan.chunks 8", "model.num_layers 4", "1 to 4")),
         (f"{FOUR_LAYERS} interleaved --train.global-batch 3", ("plan.pp 2 microbatches, not 3", "valid: 2 or 4")),
         (f"{FOUR_LAYERS} one_f_one_b --plan.chunks 2", ("one_f_one_b has 1 chunk", "plan.chunks 2", "interleaved")),
+        ("train --plan.pp 2 --plan.chunks 0", ("plan.chunks", "greater than 0")),
         (f"{FOUR_LAYERS} nosuch", ("plan.schedule 'nosuch'", *SCHEDULES, "module:name")),
         (f"{FOUR_LAYERS} no.where:rows", ("plan.schedule 'no.where:rows'", "cannot be loaded")),
         ("timeline --plan.chunks 2", ("one_f_one_b has 1 chunk", "plan.chunks 2", "interleaved")),

@@ -19,7 +19,7 @@ from impl.run import Run, from_dict
 from tests.harness.calls import Answer, Started, answer_every_name, call, document, made_up, put_record
 from tests.harness.small_runs import small
 
-ROOT = Path(__file__).resolve().parents[2]
+pytestmark = pytest.mark.usefixtures("forked_ranks")
 
 
 def test_list_tells_every_experiment_with_its_tiers():

@@ -44,6 +44,8 @@ INSIDE = ("state_bytes", "activation_bytes", "memory", "traffic", "timeline")
 """What only our own trainer shows."""
 PEERS = ["torch", *(["deepspeed"] if find_spec("deepspeed") else [])]
 
+pytestmark = pytest.mark.usefixtures("forked_ranks")
+
 
 # Whole runs, with processes ------------------------------------------------------------------------------------------
 

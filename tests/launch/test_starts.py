@@ -18,6 +18,7 @@ from tests.harness.small_runs import kept, small, sweep, write_tokens
 from tests.impl.data.race_files import write_race
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_fine_tuning_waits_for_pretraining_and_starts_from_its_end(tmp_path: Path) -> None:
     data, race = write_tokens(tmp_path / "tokens"), write_race(tmp_path / "race")
     pretraining = Run(

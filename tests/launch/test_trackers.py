@@ -183,6 +183,7 @@ def test_a_tracker_that_is_missing_is_refused_in_one_line(monkeypatch: pytest.Mo
     assert "needs --out" in refused("train", "--track", "kept")
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_a_run_is_tracked_to_its_end(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.chdir(tmp_path)
     train = "train --model gpt-0.5m --train.steps 6 --train.global-batch 2 --train.microbatch 2 --model.num-layers 1"

@@ -27,7 +27,7 @@ from impl.train import Trainer
 from tests.harness.calls import refused
 from tests.harness.fake_site import FakeSite
 from tests.harness.saving import build, promised, train_and_save
-from tests.harness.small_runs import ENDLESS, Told, kept, processes, small, sweep
+from tests.harness.small_runs import ENDLESS, Told, kept, kill_all, small, sweep
 from tests.ranks import CONTEXT
 
 SECONDS_TO_LIVE = 0.15
@@ -100,6 +100,7 @@ def quick(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("harness.launch.follow.LOOK_SECONDS", 0.0)
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_a_point_whose_rank_is_killed_goes_on_from_its_last_checkpoint(
     tokens: Path, store: Store, one_rank: dist.ProcessGroup
 ) -> None:
@@ -108,9 +109,8 @@ def test_a_point_whose_rank_is_killed_goes_on_from_its_last_checkpoint(
     finished = lambda: [path for path in Attempts(store).checkpoints(run.id).glob("step-*") if not path.suffix]
 
     def kill(_: Point) -> None:
-        ranks = processes(store.folder, "harness.rank.worker") if len(finished()) == 2 else []
-        for process in ranks:
-            process.kill()
+        if len(finished()) == 2:
+            kill_all(store.folder, "harness.rank.worker")
 
     saving = Saving(checkpoint_every=20)
     told = sweep(store, [run], told=Told(on_look=kill), saving=saving, retries=0)
@@ -137,6 +137,7 @@ def test_a_point_whose_rank_is_killed_goes_on_from_its_last_checkpoint(
     assert not Attempts(store).checkpoints(run.id).exists()
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_what_the_last_try_cannot_measure_is_that_of_an_earlier_one(tokens: Path, store: Store) -> None:
     one = small(tokens, steps=8)
     run = replace(
@@ -145,8 +146,8 @@ def test_what_the_last_try_cannot_measure_is_that_of_an_earlier_one(tokens: Path
     at_the_end = lambda: (Attempts(store).checkpoints(run.id) / "step-00000008").exists()
 
     def kill(_: Point) -> None:
-        for process in processes(store.folder, "harness.rank.worker") if at_the_end() else []:
-            process.kill()
+        if at_the_end():
+            kill_all(store.folder, "harness.rank.worker")
 
     saving = Saving(checkpoint_every=4)
     assert sweep(store, [run], told=Told(on_look=kill), saving=saving, retries=0).ends == [(run.id, "failed")]

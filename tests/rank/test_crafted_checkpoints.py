@@ -29,6 +29,7 @@ def folder(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     return tmp_path
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_a_checkpoint_of_an_earlier_version_is_evaluated_and_started_from(folder: Path) -> None:
     assert "word perplexity" in call(*EVALUATE.split()).output
     assert call(*TRAIN.split()).status == 0

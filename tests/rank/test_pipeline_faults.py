@@ -19,7 +19,6 @@ from impl.pipeline.schedules import gpipe
 from impl.plan import Plan
 from impl.recipe import Recipe
 from impl.run import Run
-from tests.harness.calls import refused, stop_before_training
 from tests.harness.small_runs import ENDLESS, Told, kept, processes, small, sweep, trains, worker, write_tokens
 from tests.impl.pipeline import own_schedule
 
@@ -35,6 +34,7 @@ def endless(tokens: Path, seed: int) -> Run:
     return replace(run, model=replace(run.model, num_layers=2), plan=Plan(pp=2))
 
 
+@pytest.mark.usefixtures("forked_ranks")
 def test_a_pipeline_that_breaks_ends_at_once_and_says_where(store: Store, tmp_path: Path) -> None:
     """SIGKILL to the last stage's rank, and tokens that become unknown while a run trains."""
     tokens, lost = write_tokens(tmp_path / "tokens"), write_tokens(tmp_path / "lost")
@@ -111,19 +111,3 @@ def test_a_pipeline_that_cannot_run_is_told_why_and_not_launched(store: Store, t
         assert record.status == "invalid"
         assert reason in str(record.reason)
         assert "\n" not in str(record.reason)
-
-
-@pytest.mark.parametrize(
-    ("arguments", "told"),
-    [
-        ("--plan.pp 3", ("plan.pp x plan.chunks 3", "model.num_layers 2", "valid: 1 to 2")),
-        ("--plan.pp 2 --plan.schedule 1f1b", ("'1f1b'", "gpipe, one_f_one_b, interleaved, zb_h1")),
-        ("--plan.pp 2 --plan.schedule interleaved --train.global-batch 24", ("not 3; valid: 2 or 4",)),
-        ("--plan.pp 2 --plan.chunks 0", ("plan.chunks", "greater than 0")),
-    ],
-)
-def test_the_command_line_refuses_it(arguments: str, told: tuple[str, ...], monkeypatch: pytest.MonkeyPatch) -> None:
-    stop_before_training(monkeypatch)
-    error = refused("train", *arguments.split())
-    for words in told:
-        assert words in error
