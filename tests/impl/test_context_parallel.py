@@ -1,4 +1,4 @@
-"""What ranks that share sequences have, how parts of attention add up, and which plans are refused."""
+"""What ranks that share sequences have, and how parts of attention add up."""
 
 from itertools import product
 from types import SimpleNamespace
@@ -19,14 +19,9 @@ from impl.context_parallel import (
     attention_grad_by_products,
     has_flash,
 )  # fmt: skip
-from impl.model.config import ModelConfig
 from impl.plan import Plan
-from impl.recipe import Recipe
-from impl.run import Run
 from impl.tensor_parallel.group import Part
 from tests.impl.model.test_initialise import Group
-
-ULYSSES: dict[str, Any] = {"cp_attention": "ulysses"}
 
 
 @given(st.integers(1, 4), st.sampled_from((1, 2, 4)), st.integers(1, 3), st.integers(1, 4), st.booleans())
@@ -70,48 +65,6 @@ def test_the_kernels_and_matrix_products_give_autograds_gradients(causal: bool, 
             torch.testing.assert_close(one, other, rtol=1e-12, atol=1e-12)
 
 
-MODEL = ModelConfig(num_layers=2, hidden_size=32, num_heads=8, seq_len=24)
-
-
-@pytest.mark.parametrize(
-    ("plan", "changes", "problem"),
-    [
-        (ULYSSES, {}, "plan.cp_attention ulysses is for several ranks; valid with plan.cp above 1"),
-        (
-            {"cp": 5},
-            {},
-            "plan.cp 5, plan.cp_attention ring has to divide half of model.seq_len 24; valid: 1, 2, 3, 4, 6, 12",
-        ),
-        (
-            {"cp": 4, "tp": 4, **ULYSSES},
-            {"kv_heads": 4},
-            "plan.cp 4, plan.cp_attention ulysses has to divide model.seq_len 24, and a rank's 2 heads and 1 of keys "
-            "and values; valid: 1",
-        ),
-        (
-            {"cp": 2},
-            {"dropout": 0.1},
-            "plan.cp_attention ring has no probabilities at once, and model.attention_dropout is of them; valid: "
-            "model.attention_dropout 0, or plan.cp_attention ulysses",
-        ),
-        (
-            {"cp": 4, "tp": 4, "sequence_parallel": True},
-            {},
-            "plan.tp 4 does not divide model.seq_len 6 of plan.cp 4, which plan.sequence_parallel splits; "
-            "valid degrees: 1, 2",
-        ),
-        (
-            {"cp": 2, "zero_stage": 1, "zero_group": 3},
-            {},
-            "plan.zero_group 3 does not divide plan.dp 1 x plan.cp 2; valid: 1, 2",
-        ),
-    ],
-)
-def test_a_plan_that_cannot_be_says_why(plan: dict[str, Any], changes: dict[str, Any], problem: str) -> None:
-    model = ModelConfig(**{**vars(MODEL), **changes})
-    assert Run(model=model, plan=Plan(**plan), train=Recipe(global_batch=4, microbatch=1)).problems() == [problem]
-
-
 @pytest.mark.parametrize("has_kernel", [True, False])
 def test_a_gpu_without_the_fused_kernel_multiplies_matrices(has_kernel: bool, monkeypatch: pytest.MonkeyPatch) -> None:
     asked: list[Any] = []
@@ -123,12 +76,3 @@ def test_a_gpu_without_the_fused_kernel_multiplies_matrices(has_kernel: bool, mo
     assert asked == [(q, q, q, None, 0.0, False, False)]
     assert not has_flash(cast(Any, SimpleNamespace(shape=(1, 2, 16, 60), **gpu)))
     assert has_flash(torch.empty(1, 2, 16, 64, dtype=torch.bfloat16, device="meta")), "what a ghost is to do"
-
-
-def test_deepspeed_and_compiled_layers_have_none() -> None:
-    [problem] = Run(model=MODEL, plan=Plan(cp=2), engine="deepspeed").problems()
-    assert problem.startswith("the deepspeed engine")
-    assert problem.endswith(" has no plan.cp 2")
-    assert Run(model=MODEL, plan=Plan(cp=2), compile=True).problems() == [
-        "compile with plan.cp 2 is not built; valid: compile False"
-    ]

@@ -1,4 +1,4 @@
-"""Training on a grid of tensor-parallel ranks equals serial training, and which grids there cannot be."""
+"""Training on a grid of tensor-parallel ranks equals serial training."""
 
 import os
 from collections.abc import Iterator
@@ -17,7 +17,7 @@ from impl.grid import GridShard
 from impl.model.config import ModelConfig
 from impl.plan import Plan
 from impl.recipe import Recipe
-from impl.run import Run, with_fields
+from impl.run import Run
 from impl.tensor_parallel.group import Part
 from impl.tensor_parallel.shards import Shard
 from tests.impl.blocks import BLOCKS
@@ -50,7 +50,7 @@ RUNS: list[tuple[ModelConfig, Plan]] = [
     (MODEL, Plan(tp=4, tp3=(2, 2, 1), pp=2, schedule="interleaved", recompute="full", partition_activations=True)),
     (replace(LLAMA, shared_layers=True), Plan(tp=4, tp3=(2, 2, 1), dp=2, zero_stage=3)),
 ]
-COUNT, SEED = (int(os.environ.get(name, usual)) for name, usual in (("GRID_RUNS", 10), ("GRID_SEED", 1)))
+COUNT, SEED = (int(os.environ.get(name, usual)) for name, usual in (("GRID_RUNS", 6), ("GRID_SEED", 1)))
 """Random runs; more of them, or others: `GRID_RUNS=40 GRID_SEED=7 pytest tests/impl/test_grid.py`."""
 MUP: dict[str, Any] = {"parametrization": "mup", "base_hidden_size": 8}
 
@@ -93,7 +93,7 @@ def test_losses_and_norms_in_fp32_and_bf16_equal_serial_over_many_steps(data: Pa
 
 
 def test_training_goes_on_from_a_grid_and_on_one(data: Path, tmp_path: Path) -> None:
-    grid, other = Plan(tp=4, tp3=(2, 2, 2), dp=2, zero_stage=3), Plan(tp=4, tp3=(1, 4, 1), bucket_bytes=2000)
+    grid, other = Plan(tp=2, tp3=(1, 2, 2), dp=2, zero_stage=3), Plan(tp=4, tp3=(2, 2, 1), bucket_bytes=2000)
     pairs = [(grid, other), (Plan(pp=2), grid)]
     check([(replace(RUN, plan=before), replace(RUN, plan=after)) for before, after in pairs], data, tmp_path)
 
@@ -116,53 +116,3 @@ def test_a_parameter_is_whole_again_from_all_parts(
         assert list(shard.whole_shape(part.shape)) == list(whole.shape)
         taken = [shard.take_rows(some, first, Part(0, 1)) for first, some in ((0, whole[:5]), (5, whole[5:]))]
         assert torch.equal(torch.cat(taken), part[: sum(map(len, taken))])
-
-
-@pytest.mark.parametrize(
-    ("plan", "changes", "problem"),
-    [
-        (
-            {"tp": 2, "tp3": (2, 2, 1)},
-            {},
-            "plan.tp3 (2, 2, 1) has 2 x 2 ranks for a layer's products, plan.tp is 2; valid: plan.tp 4",
-        ),
-        (
-            {"tp": 2, "tp3": (1, 2, 2), "dp": 4, "zero_stage": 3},
-            {},
-            "plan.tp3 (1, 2, 2): 2 data-parallel ranks divide weights, plan.zero_stage is 3 over 4; valid: "
-            "plan.zero_stage 3 with plan.zero_group 2",
-        ),
-        (
-            {"tp": 3, "tp3": (1, 3, 1)},
-            {},
-            "plan.tp3 (1, 3, 1): y does not divide model.hidden_size 32; valid: 1, 2, 4, 8, 16, 32",
-        ),
-        ({"tp": 8, "tp3": (8, 1, 1)}, {}, "plan.tp 8 does not divide model.num_heads 4; valid degrees: 1, 2, 4"),
-        ({"tp": 6, "tp3": (3, 2, 1)}, {}, "plan.tp3's x, 3, does not divide model.num_heads 4; valid degrees: 1, 2, 4"),
-        (
-            {"tp": 2, "tp3": (1, 2, 1), "sequence_parallel": True},
-            {},
-            "plan.tp3 (1, 2, 1): plan.sequence_parallel is not built with y above 1; valid: False",
-        ),
-        (
-            {"tp": 2, "tp3": (1, 2, 1)},
-            {"norm": "dyt"},
-            "plan.tp3 (1, 2, 1): model.norm dyt is not built with y above 1; valid: layernorm, rmsnorm",
-        ),
-        (
-            {"tp": 2, "tp3": (1, 2, 1)},
-            {"family": "bert"},
-            "plan.tp3 (1, 2, 1): model.family bert is not built with y above 1; valid: gpt",
-        ),
-    ],
-)
-def test_a_grid_that_cannot_be_says_why(plan: dict[str, Any], changes: dict[str, Any], problem: str) -> None:
-    model = replace(MODEL, **changes)
-    assert Run(model=model, plan=Plan(**plan), train=Recipe(global_batch=4, microbatch=1)).problems() == [problem]
-
-
-def test_compiled_layers_other_engines_and_dimensions_have_none() -> None:
-    run = Run(model=MODEL, plan=Plan(tp=2, tp3=(1, 2, 1)))
-    for field, value in (("compile", True), ("engine", "torch"), ("evaluation.dimensions", True)):
-        [line] = [line for line in with_fields(run, {field: value}).problems() if "with y above 1" in line]
-        assert field in line

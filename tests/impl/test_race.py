@@ -163,16 +163,3 @@ def test_answers_are_counted_by_school(data: Path, tmp_path: Path, one_rank: dis
     found = evaluate(run, TokenFolder.open(data), Knows(b"is d , "), one_rank, final=True, batch=4)
     assert [(one.correct, one.accuracy) for one in found if one.name == "RACE test high"] == [(1, 1.0)]
     assert found[-1].nats == pytest.approx(-math.log(0.625))
-
-
-@pytest.mark.parametrize(
-    ("changed", "says"),
-    [
-        ({"model": replace(MODEL, family="gpt")}, "valid: model.family bert"),
-        ({"plan": Plan(pp=2)}, "data.race with plan.pp 2"),
-        ({"train": Recipe(global_batch=8, microbatch=2)}, "valid: multiples of 4"),
-        ({"engine": "torch", "start": "somewhere"}, "start somewhere: the torch engine has no checkpoints"),
-    ],
-)
-def test_what_is_not_built_is_told(changed: dict[str, Any], says: str) -> None:
-    assert says in " ".join(replace(ANSWERING, **changed).problems())

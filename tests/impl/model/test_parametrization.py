@@ -16,7 +16,7 @@ from impl.model.parametrization import norm_before_head
 from impl.optim import learning_rate
 from impl.plan import Plan
 from impl.recipe import Recipe
-from impl.run import Run, with_fields
+from impl.run import Run
 from impl.train import Trainer
 from tests.impl.blocks import LLAMA
 from tests.impl.on_ranks import on_ranks
@@ -175,23 +175,3 @@ def test_the_stream_changes_alike_at_every_depth(data: Path) -> None:
     mup = of(replace(CHECKED, parametrization="mup", base_hidden_size=64, base_layers=DEPTHS[0]))
     assert max(abs(mup[name]) for name in ("stream", "logits")) < 0.1, mup
     assert of(CHECKED)["stream"] > 0.4
-
-
-# What cannot be ------------------------------------------------------------------------------------------------------
-
-WRONG: dict[str, dict[str, Any]] = {
-    "valid: train.base_hidden_size N": {"train.parametrization": "mup"},
-    "valid: train.parametrization mup": {"train.base_layers": 2},
-    "valid: model.tied False": {
-        "train.parametrization": "mup", "train.base_hidden_size": 16, "model.norm_placement": "without",
-    },
-    "the torch engine's plain has no train.parametrization 'mup'": {
-        "train.parametrization": "mup", "train.base_hidden_size": 16, "engine": "torch",
-    },
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("expected", WRONG)
-def test_what_is_missing_is_said(expected: str) -> None:
-    [problem] = with_fields(Run(), WRONG[expected]).problems()
-    assert problem.endswith(expected)
