@@ -89,7 +89,8 @@ def test_every_layer_begins_as_its_source_to_the_bit(small: Run, ends: Any, data
     saved, _ = latest(folder / small.id)
     assert saved is not None
     source, layers = read_weights(saved), 1 if small.model.shared_layers else SHALLOW.num_layers
-    runs = [run(REAL, plan, start=str(saved.path.parent), seed=1) for plan in PLANS]
+    plans = PLANS if small.model.shared_layers else PLANS[:3]  # sources differ by layer, not by layout
+    runs = [run(REAL, plan, start=str(saved.path.parent), seed=1) for plan in plans]
     for begun in on_ranks(begin, runs, data).values():
         seen = set[str]()
         for rank in begun:
