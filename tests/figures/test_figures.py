@@ -27,6 +27,12 @@ def sweep() -> list[Record]:
     return [*runs, record(plan__dp=2, train__steps=20, cores=1), record(status="invalid", plan__dp=3)]
 
 
+@pytest.fixture
+def unsaved(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Files of figures are empty, for tests of which there are: drawing pixels takes most of their time."""
+    monkeypatch.setattr("matplotlib.figure.Figure.savefig", lambda *_, **__: None)
+
+
 def on(run: Record, system: str) -> dict[str, Any]:
     """What changes a record into one that was simulated for this system."""
     return {"source": "simulated", "environment": document(run)["environment"] | {"system": system}}
@@ -105,6 +111,7 @@ def test_every_size_of_a_law_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     assert len(legend.get_texts()) == 11
 
 
+@pytest.mark.usefixtures("unsaved")
 def test_a_tables_efficiencies_are_drawn_beside_the_published_ones(tmp_path: Path) -> None:
     nan = float("nan")
 
@@ -161,6 +168,7 @@ def test_models_of_one_kind_share_a_range_of_losses_from_the_first_down() -> Non
     assert len(set(shared)) == 1
 
 
+@pytest.mark.usefixtures("unsaved")
 def test_masked_and_causal_perplexity_have_files_of_their_own(tmp_path: Path) -> None:
     runs = [
         record(model__family=family, model__hidden_size=h, parameters=n, train__steps=20)
@@ -171,6 +179,7 @@ def test_masked_and_causal_perplexity_have_files_of_their_own(tmp_path: Path) ->
     assert stems == {"curves", "perplexity_valid", "perplexity_masked_valid"}
 
 
+@pytest.mark.usefixtures("unsaved")
 def test_an_experiments_own_figure_takes_the_place_of_its_tables(tmp_path: Path) -> None:
     table = lambda records: Table("own", "Of my own", (), pd.DataFrame())
     drawn = lambda records: style.panels(1)[0] if records else None
@@ -212,6 +221,7 @@ def test_rates_are_drawn_beside_the_published_in_a_panel_of_their_own() -> None:
     assert figures.lines(Table("other", "", (), pd.DataFrame())) is None
 
 
+@pytest.mark.usefixtures("unsaved")
 def test_one_timeline_for_every_schedule_and_stale_ones_go(tmp_path: Path) -> None:
     runs = [
         with_pipeline(record(plan__pp=2, plan__schedule=schedule, train__global_batch=batch, train__steps=20))

@@ -6,7 +6,7 @@ from math import sqrt
 
 import numpy as np
 import pytest
-from hypothesis import assume, example, given
+from hypothesis import assume, example, given, settings
 from hypothesis import strategies as st
 
 from impl.cost.fullest import fullest_share
@@ -27,6 +27,7 @@ def counted_out(tokens: int, choices: int, experts: int, ranks: int) -> tuple[fl
     return mean, sqrt(max(0.0, float(ways @ most**2 / ways.sum()) - mean**2))
 
 
+@settings(max_examples=40)
 @given(st.integers(4, 12), st.integers(1, 3), st.integers(1, 2), st.integers(1, 4))
 @example(12, 2, 2, 4)
 @example(4, 3, 1, 4)

@@ -7,7 +7,7 @@ from functools import cache
 from itertools import product
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from impl.errors import InputError
@@ -46,6 +46,7 @@ def step(problem: Problem, schedule: Schedule) -> Number:
 # The bound -----------------------------------------------------------------------------------------------------------
 
 
+@settings(max_examples=50)
 @given(st.sampled_from(NAMES), st.integers(1, 6), st.integers(1, 13), costs, transfers)
 def test_no_schedule_goes_below_the_bound(name: str, p: int, m: int, cost: Cost, transfer: Fraction) -> None:
     m = {"interleaved": -(-m // p) * p, "dualpipe_v": max(m, 2 * p)}.get(name, m)
