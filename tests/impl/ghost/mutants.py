@@ -194,7 +194,7 @@ MUTANTS = {
     "what is sent is written to": Mutant(engine, overwritten, Plan(pp=2), "rank 0: mul_ writes to send"),
     "a collective is missing": Mutant(gradients, missing_collective, Plan(dp=2), "none on rank 1"),
     "a collective over another group": Mutant(gradients, wrong_group, Plan(dp=2, tp=2), "over ranks 0, 1, 2, 3 is"),
-    "another size": Mutant(gradients, wrong_size, Plan(dp=2), "all_reduce of 16143 float32"),
+    "another size": Mutant(gradients, wrong_size, Plan(dp=2), "all_reduce of 9583 float32"),
     "another type": Mutant(gradients, wrong_type, Plan(dp=2), "float64"),
     "one collective more": Mutant(gradients, one_more, Plan(dp=2), "collective 2 over ranks 0, 1"),
     "a send without receive": Mutant(engine, send_without_receive, Plan(pp=2), "no receive on rank 1"),

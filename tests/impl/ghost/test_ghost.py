@@ -27,7 +27,7 @@ from tests.impl.covering import draws
 from tests.impl.ghost.ranks import ghosts, numbered, real_ranks
 from tests.ranks import run_ranks
 
-COUNT, SEED = (int(os.environ.get(name, usual)) for name, usual in (("GHOST_RUNS", 12), ("GHOST_SEED", 5)))
+COUNT, SEED = (int(os.environ.get(name, usual)) for name, usual in (("GHOST_RUNS", 8), ("GHOST_SEED", 5)))
 """More of them, or others: `GHOST_RUNS=40 GHOST_SEED=7 pytest tests/impl/ghost`."""
 PRECISIONS: tuple[Precision, ...] = ("fp32", "bf16", "fp64", "fp16")
 MOST_LARGE, MOST_PASSES = 0.1, 12

@@ -20,14 +20,16 @@ from tests.impl.ghost.ranks import ghosts
 from tests.impl.ghost.test_ghost import random_runs
 from tests.ranks import run_ranks
 
-COUNT, SEED = (int(os.environ.get(name, usual)) for name, usual in (("ORDERED_RUNS", 12), ("GHOST_SEED", 5)))
+COUNT, SEED = (int(os.environ.get(name, usual)) for name, usual in (("ORDERED_RUNS", 8), ("GHOST_SEED", 6)))
 """More of them, or others: `ORDERED_RUNS=200 GHOST_SEED=7 pytest tests/impl/ghost -k random`."""
-MODEL = ModelConfig(num_layers=3, hidden_size=16, num_heads=2, seq_len=8)
+MODEL = ModelConfig(hidden_size=16, num_heads=2, seq_len=8)
 
 
 def run_of(name: str) -> Run:
+    """As small as it can be: a layer for each pipeline rank, and a microbatch after the first."""
     plan = MUTANTS[name].plan
-    return Run(model=MODEL, plan=plan, train=Recipe(steps=1, global_batch=3 * plan.dp, microbatch=1))
+    recipe = Recipe(steps=1, global_batch=2 * plan.dp, microbatch=1)
+    return Run(model=replace(MODEL, num_layers=plan.pp), plan=plan, train=recipe)
 
 
 def mutants(names: Sequence[str]) -> dict[str, list[str]]:
