@@ -4,6 +4,7 @@ import json
 import random
 from collections.abc import Iterator, Mapping
 from dataclasses import replace
+from functools import cache
 from pathlib import Path
 from typing import Any
 
@@ -30,11 +31,23 @@ from tests.harness.calls import call, document
 from tests.impl.model.test_models import trunk_output
 from tests.impl.on_ranks import loaded, on_ranks
 
-transformers = pytest.importorskip("transformers", reason="transformers is the oracle here; it is in the extra dev")
+transformers: Any = None
 VOCAB = 300
 
 
-def configs() -> Iterator[Any]:
+@pytest.fixture(scope="module", autouse=True)
+def oracle() -> None:
+    """Imported by the first test: its import takes two seconds, and every process of pytest collects this file."""
+    global transformers
+    transformers = pytest.importorskip("transformers", reason="it is the oracle here, and in the extra dev")
+
+
+@cache
+def configs() -> list[Any]:
+    return list(random_configs())
+
+
+def random_configs() -> Iterator[Any]:
     """Random small ones of each architecture."""
     random_ = random.Random(1)
     one_of = lambda *values: random_.choice(values)
@@ -63,18 +76,21 @@ def configs() -> Iterator[Any]:
         )  # fmt: skip
 
 
-CONFIGS = list(configs())
 KINDS = {
-    "gpt2": transformers.GPT2LMHeadModel, "gpt_neox": transformers.GPTNeoXForCausalLM,
-    "llama": transformers.LlamaForCausalLM, "bert": transformers.BertForPreTraining,
+    "gpt2": "GPT2LMHeadModel", "llama": "LlamaForCausalLM", "gpt_neox": "GPTNeoXForCausalLM",
+    "bert": "BertForPreTraining",
 }  # fmt: skip
-by_config = pytest.mark.parametrize("described", CONFIGS, ids=[f"{c.model_type}-{i}" for i, c in enumerate(CONFIGS)])
+
+
+@pytest.fixture(params=range(12), ids=lambda i: f"{[*KINDS][i % 4]}-{i}")
+def described(request: pytest.FixtureRequest) -> Any:
+    return configs()[request.param]
 
 
 def model_of(described: Any, dtype: torch.dtype = torch.float64) -> Any:
     """Random weights, biases and norms too."""
     torch.manual_seed(0)
-    model = KINDS[described.model_type](described).to(dtype)
+    model = getattr(transformers, KINDS[described.model_type])(described).to(dtype)
     for parameter in model.parameters():
         torch.nn.init.normal_(parameter, std=0.3)
     return model.eval()
@@ -137,7 +153,6 @@ def without_fp32(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(modeling_llama.LlamaRMSNorm, "forward", normal)
 
 
-@by_config
 @pytest.mark.usefixtures("without_fp32")
 @pytest.mark.parametrize(("dtype", "tolerance"), [(torch.float64, 1e-10), (torch.float32, 1e-5)])
 def test_logits_and_gradients_are_those_of_transformers(
@@ -181,7 +196,6 @@ def test_scaled_rotary_positions_are_llama_3_1s(serial: TensorParallel) -> None:
     assert config_from(config_to(config, VOCAB)) == config
 
 
-@by_config
 def test_weights_go_back_to_the_last_bit(described: Any) -> None:
     theirs = model_of(described, torch.float32)
     described = theirs.config.to_dict()
@@ -222,7 +236,7 @@ def test_a_folder_becomes_a_checkpoint_for_any_layout_and_a_folder_again(kind: s
     losses = {run.plan: ranks[0] for run, ranks in on_ranks(loaded, runs, data).items()}
     assert list(losses.values()) == pytest.approx([losses[Plan()]] * len(runs), rel=1e-5)
     assert call("export-hf", "--checkpoint", tmp_path / "ckpt", "--out", tmp_path / "back").status == 0
-    again = KINDS[kind].from_pretrained(tmp_path / "back")
+    again = getattr(transformers, KINDS[kind]).from_pretrained(tmp_path / "back")
     assert all(torch.equal(a, b) for a, b in zip(theirs.parameters(), again.parameters(), strict=True))
     tokens = torch.randint(1, VOCAB, (1, 12))
     assert torch.equal(again.eval()(tokens).logits, theirs(tokens).logits)
@@ -262,7 +276,7 @@ def test_epsilons_that_a_file_does_not_say_are_the_architectures() -> None:
 
 
 def test_quantised_weights_are_no_weights() -> None:
-    theirs = model_of(CONFIGS[0], torch.float32)
+    theirs = model_of(configs()[0], torch.float32)
     config, state = config_from(theirs.config.to_dict()), dict(theirs.state_dict())
     name = "transformer.h.0.mlp.c_fc.weight"
     with pytest.raises(InputError, match=r"mlp\.c_fc\.weight is of torch\.int8; valid: 16 bits or more"):
@@ -270,7 +284,7 @@ def test_quantised_weights_are_no_weights() -> None:
 
 
 def test_a_missing_or_wrong_tensor_is_named() -> None:
-    theirs = model_of(CONFIGS[0], torch.float32)
+    theirs = model_of(configs()[0], torch.float32)
     config = config_from(theirs.config.to_dict())
     state = dict(theirs.state_dict())
     with pytest.raises(InputError, match=r"no tensor transformer\.h\.0\.ln_1\.weight"):
@@ -279,12 +293,9 @@ def test_a_missing_or_wrong_tensor_is_named() -> None:
         weights_from(state | {"transformer.wpe.weight": torch.zeros(3, 4)}, config, "gpt2")
 
 
-BERT_CONFIG = CONFIGS[3]
-
-
 def test_older_berts_have_other_names_of_norms() -> None:
     """Those of Google's, as in the published `bert-base-uncased`."""
-    theirs = model_of(BERT_CONFIG, torch.float32)
+    theirs = model_of(configs()[3], torch.float32)
     config, state = config_from(theirs.config.to_dict()), theirs.state_dict()
     as_google = lambda name: name.replace("LayerNorm.weight", "LayerNorm.gamma").replace(
         "LayerNorm.bias", "LayerNorm.beta"
@@ -298,7 +309,7 @@ def test_older_berts_have_other_names_of_norms() -> None:
 @pytest.mark.parametrize("name", ["layers.9.mlp.up_proj.weight", "layers.0.self_attn.q_proj.bias"])
 def test_a_layers_tensor_that_the_model_has_not_is_named(name: str) -> None:
     """The weights of a deeper model, or of one with biases, would be cut to another function."""
-    theirs = model_of(CONFIGS[1], torch.float32)
+    theirs = model_of(configs()[1], torch.float32)
     config, state = config_from(theirs.config.to_dict()), dict(theirs.state_dict())
     constant = {"model.layers.0.self_attn.rotary_emb.inv_freq": torch.ones(2)}
     assert weights_from(state | constant, config, "llama").keys() == weights_from(state, config, "llama").keys()
@@ -307,7 +318,7 @@ def test_a_layers_tensor_that_the_model_has_not_is_named(name: str) -> None:
 
 
 def test_heads_that_are_missing_stay_so_and_others_have_no_place() -> None:
-    theirs = model_of(BERT_CONFIG, torch.float32)
+    theirs = model_of(configs()[3], torch.float32)
     config = config_from(theirs.config.to_dict())
     body = {name: one for name, one in theirs.bert.state_dict().items() if not name.startswith("pooler.")}
     ours = weights_from(body, config, "bert")
@@ -319,7 +330,7 @@ def test_heads_that_are_missing_stay_so_and_others_have_no_place() -> None:
 
 def test_files_are_those_that_transformers_reads(tmp_path: Path) -> None:
     """Those that an index names, or the one without; others in the folder are of another time or precision."""
-    theirs, folder, data = model_of(CONFIGS[1], torch.float32), tmp_path / "hf", tmp_path / "tokens"
+    theirs, folder, data = model_of(configs()[1], torch.float32), tmp_path / "hf", tmp_path / "tokens"
     write_synthetic(data, SyntheticConfig(train_tokens=2000, valid_tokens=1000))
     theirs.save_pretrained(folder, max_shard_size="20KB")
     other = {"model.norm.weight": torch.full_like(theirs.model.norm.weight, 7.0)}
@@ -357,7 +368,7 @@ def test_bad_folders_are_one_line(tmp_path: Path) -> None:
         answer = ask()
         assert answer.status == 2
         assert words in answer.errors
-    transformers.GPT2LMHeadModel(CONFIGS[0]).save_pretrained(tmp_path / "good")
+    transformers.GPT2LMHeadModel(configs()[0]).save_pretrained(tmp_path / "good")
     (folder / "model.safetensors").write_bytes((tmp_path / "good" / "model.safetensors").read_bytes())
     llama = {"model_type": "llama", "hidden_act": "silu"}
     shape = {"hidden_size": 8, "num_attention_heads": 2}

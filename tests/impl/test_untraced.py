@@ -2,17 +2,18 @@
 
 import subprocess
 import sys
+from collections.abc import Callable
 from functools import partialmethod
 from pathlib import Path
 
 import pytest
 import torch
-import torch._dynamo.config
 from torch import Tensor, nn
 
 from impl.data.synthetic import SyntheticConfig, write_synthetic
 from impl.model.rotary import Rotary, rotate
 from impl.untraced import compile_in_place, untraced
+from tests.ranks import run_ranks
 
 RANK = """
 import sys
@@ -62,13 +63,7 @@ class Both(nn.Module):
         return x + compiling(), x + compiling_here()
 
 
-@pytest.fixture(autouse=True)
-def no_machine_code(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is traced is executed as it is."""
-    monkeypatch.setattr(nn.Module, "compile", partialmethod(nn.Module.compile, backend="eager"))
-
-
-def test_a_compiled_module_calls_an_untraced_function_as_it_is() -> None:
+def a_compiled_module_calls_an_untraced_function_as_it_is() -> None:
     both = Both()
     compile_in_place(both)
     traced, left = both(torch.zeros(2))
@@ -81,14 +76,16 @@ class OfManyShapes(nn.Module):
         return same(x) + same(x[None]) + same(x[None, None])
 
 
-@torch._dynamo.config.patch(fail_on_recompile_limit_hit=True, recompile_limit=1)
-def test_an_untraced_function_is_compiled_for_none_of_the_shapes_that_it_is_given() -> None:
+def an_untraced_function_is_compiled_for_none_of_the_shapes_that_it_is_given() -> None:
+    from torch._dynamo import config
+
     module = OfManyShapes()
     compile_in_place(module)
-    assert module(torch.ones(1)).item() == 3
+    with config.patch(fail_on_recompile_limit_hit=True, recompile_limit=1):
+        assert module(torch.ones(1)).item() == 3
 
 
-def test_compiled_code_has_the_angles_of_rotary_positions_as_constants() -> None:
+def compiled_code_has_the_angles_of_rotary_positions_as_constants() -> None:
     codes: list[str] = []
 
     def as_it_is(graph: torch.fx.GraphModule, _: object) -> torch.fx.GraphModule:
@@ -101,3 +98,22 @@ def test_compiled_code_has_the_angles_of_rotary_positions_as_constants() -> None
         x = torch.arange(96.0).view(8, 12)
         torch.testing.assert_close(compiled(x, length), rotate(x.clone(), length, 2, 4, how))
     assert ".cos" not in codes[0]
+
+
+CHECKS = (
+    a_compiled_module_calls_an_untraced_function_as_it_is,
+    an_untraced_function_is_compiled_for_none_of_the_shapes_that_it_is_given,
+    compiled_code_has_the_angles_of_rotary_positions_as_constants,
+)
+
+
+def without_machine_code(check: Callable[[], None]) -> None:
+    """What is traced is executed as it is."""
+    nn.Module.compile = partialmethod(nn.Module.compile, backend="eager")
+    check()
+
+
+@pytest.mark.parametrize("check", CHECKS, ids=lambda check: check.__name__)
+def test_that(check: Callable[[], None]) -> None:
+    """In a process that has the compiler, whose import takes seconds."""
+    run_ranks(1, without_machine_code, check)
