@@ -63,11 +63,6 @@ def test_the_table_says_which_rank_is_fullest_and_what_fits() -> None:
     assert "of it); runs had 0 to 15.8 GiB besides their tensors" in perhaps.output
 
 
-def test_every_kind_of_named_size() -> None:
-    for name in ("gpt-175b", "korthikanti-1t", "bert-3.9b", "frontier-22b"):
-        assert told("--model", name)["parameters"] == count_parameters(named(name))
-
-
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [

@@ -13,8 +13,6 @@ from impl.errors import InputError
 from impl.own_code import trust
 from impl.pipeline.schedule import Action, Op, Schedule, forward_only, lower, peak_in_flight
 from impl.pipeline.schedules import SCHEDULES, build, check, ranks_of, require
-from impl.pipeline.simulate import simulate, uniform
-from tests.impl.pipeline import own_schedule
 
 GRID = [(p, m, v) for p in range(1, 9) for m in range(1, 17) for v in range(1, 5)]
 V_SHAPED = ("zbv", "v_half", "v_min", "dualpipe_v")
@@ -181,10 +179,6 @@ def test_a_table_that_is_no_schedule_is_told(rows: list[str], v: int, message: s
         check(table(*rows), 2, 1, v)
 
 
-def test_backward_passes_may_be_split_for_some_microbatches_only():
-    check(table("0F0 0F1 0I0 0W0 0B1", "1F0 1B0 1F1 1I1 1W1"), 2, 2)
-
-
 @given(st.randoms(use_true_random=False), st.integers(1, 3), st.integers(1, 3), st.sampled_from(["gpipe", "zb_h1"]))
 def test_a_shuffled_table_runs_or_is_refused(random, p: int, m: int, name: str):
     rows = [random.sample(row, len(row)) for row in build(name, p, m).rows]
@@ -199,19 +193,6 @@ def test_a_shuffled_table_runs_or_is_refused(random, p: int, m: int, name: str):
         assert [str(row[-1]) in str(refused.value) for row in heads if row] == [True] * sum(map(bool, heads))
     else:
         assert rendezvous(lower(schedule), schedule.rank_of) == 0
-
-
-def test_a_schedule_of_ones_own_is_one_function(monkeypatch: pytest.MonkeyPatch):
-    monkeypatch.setitem(SCHEDULES, "two_ways", own_schedule.two_ways)
-    schedule = build("two_ways", 3, 4, 2)
-    assert schedule.stages_of(2) == [2, 3]
-    assert rendezvous(lower(schedule), schedule.rank_of) == 0
-    assert len(schedule.transfers) == 2 * 4 * 4
-    assert rendezvous(lower(forward_only(schedule)), schedule.rank_of) == 0
-    simulated = simulate(schedule, uniform(chunks=2))
-    assert timeline.text("two_ways", simulated).count("f3") == 3
-    with pytest.raises(InputError, match="two_ways has 2 chunks"):
-        require("two_ways", 3, 4, 1)
 
 
 def test_a_schedule_may_live_in_any_module_that_is_trusted():

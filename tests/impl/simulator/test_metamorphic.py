@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from impl.run import Run
 from impl.simulator.step import predict, step_seconds
-from impl.simulator.system import Level, System
-from tests.impl.simulator.made_up import SYSTEM, faster, longer, number, run_of, with_constants
+from impl.simulator.system import System
+from tests.impl.simulator.made_up import SYSTEM, faster, longer, run_of, with_constants
 from tests.impl.simulator.test_step import LATENCIES, VOCAB, plans, seconds
 
 SAME = 1 + 1e-9
@@ -94,16 +94,6 @@ def test_a_longer_sequence_takes_more_time_and_memory(run: Run):
     assert seconds(longest) > seconds(run)
     besides = lambda one: max(rank.total - rank.buffers for rank in predict(one, VOCAB, SYSTEM).memory)
     assert besides(longest) > besides(run)
-
-
-@pytest.mark.parametrize("tp", [2, 4, 8])
-def test_tensor_parallelism_within_an_island_is_never_slower_than_across(tp: int):
-    run = run_of(tp=tp, sequence_parallel=True)
-    islands = lambda size: replace(SYSTEM, levels=[Level("island", size=number(size), way_out=number(20e9))])  # type: ignore[arg-type]
-    within, across = seconds(run, islands(tp)), seconds(run, islands(tp // 2) if tp > 2 else replace(
-        SYSTEM, node=replace(SYSTEM.node, size=replace(SYSTEM.node.size, value=1))
-    ))  # fmt: skip
-    assert within == seconds(run) < across
 
 
 @pytest.mark.parametrize("schedule", ["gpipe", "one_f_one_b", "zb_h1"])

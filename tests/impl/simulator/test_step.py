@@ -190,12 +190,6 @@ def test_balanced_1f1b_takes_m_plus_p_minus_1_slots():
     assert ends == pytest.approx((run.microbatches + 3) * 2 * (layer.forward + layer.backward))
 
 
-def test_a_slow_rank_slows_the_step():
-    run = run_of(pp=4)
-    usual, slow = (predict(run, VOCAB, SYSTEM, slowdown=of).seconds for of in (None, {1: 2.0}))
-    assert 1.2 < slow / usual < 2
-
-
 def test_a_slow_rank_computes_longer_and_waits_for_others_as_long_as_before():
     run = run_of(tp=8)
     usual, slow = (predict(run, VOCAB, SYSTEM, slowdown=of) for of in (None, {0: 2.0}))
