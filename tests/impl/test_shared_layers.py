@@ -16,7 +16,7 @@ from impl.instruments import activation_bytes
 from impl.model.config import ModelConfig
 from impl.plan import Plan
 from impl.recipe import Recipe
-from impl.run import Run, with_fields
+from impl.run import Run
 from impl.simulator.step import predict
 from impl.train import Trainer
 from tests.impl.on_ranks import on_ranks
@@ -64,12 +64,6 @@ def test_activations_are_kept_of_every_depth(data: Path) -> None:
         assert set(ranks) == {(sum(stage_bytes(run, 257, stage, SHARED.seq_len).values()), layer_bytes(run))}
 
 
-def test_one_layers_parameters_are_counted() -> None:
-    one, two, three = (count_parameters(replace(OWN, num_layers=layers), 257) for layers in (1, 2, 3))
-    assert count_parameters(SHARED, 257) == one
-    assert three - two == two - one > 0
-
-
 @pytest.mark.parametrize("stage", [0, 1, 2, 3])
 @pytest.mark.parametrize("recompute", ["none", "full"])
 def test_a_predicted_step_computes_as_much_and_holds_and_reduces_less(recompute: Any, stage: Any) -> None:
@@ -82,25 +76,6 @@ def test_a_predicted_step_computes_as_much_and_holds_and_reduces_less(recompute:
     parameters = [count_parameters(longer(run, shared_layers=are).model) for are in (False, True)]
     states = own.memory[0].states, shared.memory[0].states
     assert states[1] / states[0] == pytest.approx(parameters[1] / parameters[0], rel=1e-3)
-
-
-WRONG: dict[str, dict[str, Any]] = {
-    "model.shared_layers with plan.pp 2, plan.chunks 1 is not built; valid: 1 and 1": {"plan.pp": 2},
-    "train.base_layers 2 is not built for model.shared_layers; valid: None": {
-        "train.parametrization": "mup", "train.base_hidden_size": 16, "train.base_layers": 2,
-    },
-    "needs a norm before a tied head alone, norm placement post has none; valid: model.tied False": {
-        "train.parametrization": "mup", "train.base_hidden_size": 16, "model.norm_placement": "post",
-    },
-    "the torch engine's plain has no model.shared_layers": {"engine": "torch"},
-}  # fmt: skip
-
-
-@pytest.mark.parametrize("expected", WRONG)
-def test_what_is_not_built_is_said(expected: str) -> None:
-    model = ModelConfig(num_layers=4, shared_layers=True)
-    [problem] = with_fields(Run(model=model), WRONG[expected]).problems()
-    assert problem.endswith(expected)
 
 
 def test_transformers_has_no_such_model() -> None:
