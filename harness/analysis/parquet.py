@@ -36,7 +36,7 @@ def write(folder: Path, tables: Sequence[Table], records: Sequence[Record]) -> l
         _write(
             path, table.frame.loc[:, list(units)], units, texts, {"title": table.title, "notes": "\n".join(table.notes)}
         )
-    every = frame(records)
+    every = frame(records).assign(point=lambda rows: [run.id for run in rows.get("point", ())])
     _write(files[-1], every, {}, set(every) - {"cores"}, {"title": "one row per record, SI units"})
     return files
 

@@ -32,8 +32,8 @@ class Records(UserList[Record]):
 
     def frame(self) -> "pd.DataFrame":
         """Return a row for each run, with the columns that docs/results.md lists, in SI units; NaN: not measured."""
-        found = measures.frame(self.data)
-        return found.assign(point=[record.point.id for record in self.data])
+        found = measures.frame(self.data)  # in an order of its own
+        return found.assign(point=[run.id for run in found.get("point", ())])
 
     def evaluations(self) -> "pd.DataFrame":
         """Return a row for each run and text: its last perplexities and accuracy."""

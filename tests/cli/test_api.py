@@ -43,6 +43,9 @@ def test_records_are_read_from_any_folder_at_or_above_their_tiers(records: Path)
 def test_a_frame_has_a_row_for_each_run(records: Path) -> None:
     rows = api.load(records / "runs/quickstart/small").frame()
     assert list(rows["seed"]) == [0, 1]
+    sizes = [record(model__hidden_size=h, parameters=h, seed=seed) for h in (256, 128, 64) for seed in (1, 0)]
+    sorted_ = api.frame(sizes)
+    assert dict(zip(sorted_["id"], sorted_["point"], strict=True)) == {one.id: one.point.id for one in sizes}
     both = [*api.load(records / "runs", tier="small"), *api.load(records / "inbox")]
     assert len(api.frame(both)) == 3
     assert list(api.load(records / "inbox").evaluations()["name"]) == ["valid"]

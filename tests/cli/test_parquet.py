@@ -52,6 +52,7 @@ def test_records_have_a_row_each_and_every_measure(written: Path) -> None:
     found = pandas.read_parquet(written / "records.parquet")
     assert len(found) == len(list((ROOT / "results/ptdp2021/interleaving/small/records").glob("*.json")))
     assert {"id", "status", "schedule", "tokens_per_second", "bubble", "seed"} <= set(found)
+    assert set(found["point"]) <= set(found["id"]), "that of the run with seed and repeat 0, which ran there"
 
 
 def test_reasons_in_columns_of_numbers_and_mixed_texts_are_kept_apart(tmp_path: Path) -> None:
