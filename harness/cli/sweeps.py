@@ -63,9 +63,10 @@ def forecaster(name: str | None, site: Site) -> System | None:
 
 
 def carry_out(chosen: list[Point], store: Store, datasets: Datasets, options: Options) -> None:
-    """Run points into a writable folder, next to which the embedded language is kept."""
+    """Run points into a writable folder, next to which the embedded language is kept, if records there are alike."""
     from harness.cli.status import live_page
 
+    require_same_input(chosen, store, datasets)
     require_writable(store.recorded)
     datasets.keep_in(synthetic_cache(store))
     with live_page(options.saving.html, store, chosen):
@@ -104,11 +105,16 @@ def nothing_written(store: Store, data: str | None = None) -> Iterator[Datasets]
 
 
 def refusals(points: Sequence[Point], store: Store, datasets: Datasets, options: Options) -> dict[Point, str]:
-    """Return why each point cannot run here if none can, else an empty dict.
+    """Return why each point cannot run here if none can, else an empty dict."""
+    require_same_input(points, store, datasets)
+    return none_can_run(points, store, datasets, options)
+
+
+def require_same_input(points: Sequence[Point], store: Store, datasets: Datasets) -> None:
+    """Check that finished records are of the text and the user's own code that runs of the points would read now.
 
     Raises:
-        InputError: a finished record, next to which a point would stand, is of another text than is in its token folder
-            now, or of other code of the user's own than is in its file now.
+        InputError: one is of another text than is in its token folder now, or of other code than is in its file.
     """
     for run in (point.run for point in points):
         made_elsewhere = run.data.dataset not in EMBEDDED or code_of(run)
@@ -117,7 +123,6 @@ def refusals(points: Sequence[Point], store: Store, datasets: Datasets, options:
             what, then = other
             of = f"{what}, but {store.path(run.id)} is of {then:.12}"
             raise InputError(f"{of}; valid: that again, or a folder of its own for this one, with --out")
-    return none_can_run(points, store, datasets, options)
 
 
 def _other_input(run: Run, record: Record, datasets: Datasets) -> tuple[str, str] | None:

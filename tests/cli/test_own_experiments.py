@@ -1,6 +1,7 @@
 """Experiments of one's own: any file, or files in the folder `experiments` of the working directory."""
 
 import importlib
+import json
 import os
 import subprocess
 import sys
@@ -112,6 +113,15 @@ def test_runs_of_another_text_in_the_same_folder_are_not_mixed(own: Path, tmp_pa
     for options in ((), ("--dry-run",)):
         assert f"tokens is dataset {now[:12]}, but runs/texts" in refused("run", "texts_in_a_test", *options)
     assert call("run", "texts_in_a_test", "--dry-run", "--out", "others").status == 0
+    (run, *_) = load("texts_in_a_test").runs["smoke"]
+    made = document(changed(record_of(run, tier="small"), experiment="train"))
+    made["resolved"]["data"]["sha256"] = first
+    Store(tmp_path / "trained", "train", "small").write(made)
+    Path("run.json").write_text(json.dumps(made))
+    assert "tokens is dataset" in refused("train", "--config", "run.json", "--out", "trained"), "and not the old record"
+    Store(tmp_path / "mine", "mine", "smoke").write(made | {"experiment": "mine", "tier": "smoke"})
+    with pytest.raises(InputError, match="tokens is dataset"):
+        api.run(run, out="mine")
 
 
 NORMS = "from impl.model.norm_placement import NormPlacement\n"
