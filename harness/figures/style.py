@@ -144,7 +144,7 @@ def beside_published(
             if points:
                 ax.plot(*zip(*points, strict=True), **(mark(i) | how))
     ticks = sorted({at for points in (*ours.values(), *published.values()) for at, _ in points})
-    if ticks[-1] > 8 * ticks[0]:
+    if ticks[-1] > 8 * ticks[0] > 0:
         ax.set_xscale("log", base=2)
     if len(ticks) <= MOST_TICKS:
         ax.set_xticks(ticks)

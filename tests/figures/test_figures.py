@@ -103,6 +103,12 @@ def test_what_lies_below_zero_is_drawn_whole() -> None:
         assert figure.axes[0].get_ylim()[0] == 0.0
 
 
+def test_a_point_at_zero_leaves_the_others_apart() -> None:
+    figure = style.beside_published("t", "x", "y", {"a": [(0, 1.0), (4, 2.0), (8, 3.0)]}, {})
+    assert figure is not None
+    assert figure.axes[0].get_xscale() == "linear"
+
+
 def test_every_size_of_a_law_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     law = Law(1.0, 100.0, 100.0, 0.3, 0.3)
     points = [Point(1e5 * size, tokens, 2.0, f"{size}") for size in range(1, 12) for tokens in (1e5, 1e6)]
