@@ -281,6 +281,8 @@ class System:
                 known = {name for kind in (kinds, *kinds["$defs"].values()) for name in kind.get("properties", ())}
                 reason = f"does not exist; {nearest(field.rpartition('.')[2], known)}".rstrip("; ")
                 raise InputError(f"system field {field} {reason}") from None
+            if reason.endswith((" of Number", " of Count", " of Constant")):
+                reason = 'valid: its value and source, as {value: 8, source: "data sheet"}'
             shown = "" if reason == "Field required" else f" {str(value)[:60]!r}"
             raise InputError(f"system field {field}{shown}: {reason}") from None
 

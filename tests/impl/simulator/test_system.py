@@ -41,7 +41,7 @@ def test_a_system_is_written_and_read_back():
         ("device.memory_bandwidth", number(-1.0), "device.memory_bandwidth.value '-1.0': Input should be greater"),
         ("device.kind", "tpu", "device.kind 'tpu': Input should be 'cuda' or 'cpu'"),
         ("node.size", number(2.5), "node.size.value '2.5': Input should be a valid integer"),
-        ("node.nics", 4, "node.nics '4'"),
+        ("node.nics", 4, "node.nics '4': valid: its value and source, as {value: 8"),
         ("constants", {"gemm_eficiency": number(1.0)}, "gemm_eficiency is no constant; valid: gemm_efficiency"),
         ("constants", {"link_efficiency": {"value": 0.0}}, "link_efficiency 0; valid: 1e-09 to 1e+18"),
         ("constants", {"host_exponent": {"value": 0.5}}, "host_exponent 0.5; valid: 1 to 1e+18"),
