@@ -33,7 +33,7 @@ class Records(UserList[Record]):
     def frame(self) -> "pd.DataFrame":
         """Return a row for each run, with the columns that docs/results.md lists, in SI units; NaN: not measured."""
         found = measures.frame(self.data)  # in an order of its own
-        return found.assign(point=[run.id for run in found.get("point", ())])
+        return found.assign(point=[run.id for run in found["point"]] if len(found) else [])
 
     def evaluations(self) -> "pd.DataFrame":
         """Return a row for each run and text: its last perplexities and accuracy."""
