@@ -62,19 +62,23 @@ def read_predictions(path: Path, cases: Sequence[Case] = ()) -> Seconds:
     Raises:
         InputError: the file is no such table, or names a row that none of the cases has, if there are cases.
     """
-    valid = f"valid: a CSV file with columns {', '.join((*KEYS, GUESS))}"
+    where, valid = f"--predictions {path}", f"valid: a CSV file with columns {', '.join((*KEYS, GUESS))}"
     try:
-        frame = pd.read_csv(path, dtype=dict.fromkeys(KEYS, str), keep_default_na=False, na_values={GUESS: [""]})
-        found = {(row[0], row[1]): float(row[2]) for row in frame[[*KEYS, GUESS]].itertuples(index=False)}
-    except (OSError, ValueError, KeyError) as error:
+        frame = pd.read_csv(path, dtype=str, keep_default_na=False)
+    except (OSError, ValueError) as error:
         reason = getattr(error, "strerror", None) or str(error).splitlines()[0][:120]
-        raise InputError(f"{path}: {reason}; {valid}") from None
-    if wrong := next((key for key, seconds in found.items() if seconds <= 0 or math.isinf(seconds)), None):
-        raise InputError(f"{path}: {GUESS} of {'/'.join(wrong)} is {found[wrong]}; valid: positive seconds, or empty")
+        raise InputError(f"{where}: {reason}; {valid}") from None
+    if missing := [name for name in (*KEYS, GUESS) if name not in frame]:
+        raise InputError(f"{where}: has no column {', '.join(missing)}; it has {', '.join(frame)}; {valid}")
+    seconds = pd.to_numeric(frame[GUESS], errors="coerce")
+    wrong = ~(frame[GUESS].isin(["", "nan"]) | seconds.between(0, math.inf, inclusive="neither"))
+    for file, name, text in frame.loc[wrong, [*KEYS, GUESS]].itertuples(index=False):
+        raise InputError(f"{where}: {GUESS} of {file}/{name} is {text}; valid: positive seconds, or empty")
+    found = dict(zip(zip(frame["file"], frame["name"], strict=True), seconds, strict=True))
     known = {(row.file, row.name) for case in cases for part in parts_of(case) for row in itertools.chain(*part)}
     if cases and (other := next((key for key in found if key not in known), None)):
         of = "valid: file and name of a line that `accuracy --rows FILE.csv` writes"
-        raise InputError(f"{path}: no row is {'/'.join(other)}; {of}")
+        raise InputError(f"{where}: no row is {'/'.join(other)}; {of}")
     return lambda row: found.get((row.file, row.name), math.nan)
 
 

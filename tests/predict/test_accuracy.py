@@ -359,9 +359,14 @@ def test_ratios_of_steps_that_nothing_was_fitted_to_are_inside_their_interval_ni
 @pytest.mark.parametrize(
     ("text", "problem"),
     [
-        ("name,predicted_s\na,1\n", "valid: a CSV file with columns file, name, predicted_s"),
-        ("file,name,predicted_s\nt,a,fast\n", "could not convert string to float"),
-        ("file,name,predicted_s\nt,a,-1\n", "predicted_s of t/a is -1.0; valid: positive seconds, or empty"),
+        (
+            "name,guess\na,1\n",
+            "other.csv: has no column file, predicted_s; it has name, guess; valid: a CSV file with ",
+        ),
+        ("", "other.csv: No columns to parse from file; valid: a CSV file with columns file, name, predicted_s"),
+        ("file,name,predicted_s\nt,a,fast\n", "predicted_s of t/a is fast; valid: positive seconds, or empty"),
+        ("file,name,predicted_s\nt,a,inf\n", "predicted_s of t/a is inf; valid: positive seconds, or empty"),
+        ("file,name,predicted_s\nt,a,-1\n", "other.csv: predicted_s of t/a is -1; valid: positive seconds, or"),
         ("file,name,predicted_s\nt,a,1\n", "no row is t/a; valid: file and name of a line that `accuracy --rows"),
     ],
 )
