@@ -8,6 +8,7 @@ import contextlib
 import hashlib
 import importlib
 import importlib.util
+import traceback
 from collections.abc import Callable, Iterable
 from functools import lru_cache
 from importlib.metadata import EntryPoint, entry_points
@@ -121,7 +122,19 @@ def load(field: str, name: str, packaged: Iterable[str], check: Callable[[Any], 
         check(found)
         return found
     except (Exception, SystemExit) as error:  # no module, not in it, of another kind, or an error of the module's own
-        raise InputError(f"{field} {name!r} cannot be loaded: {' '.join(str(error).split()):.300}") from error
+        file = where if where.endswith(".py") else f"{where.replace('.', '/')}.py"
+        line = line_of(file, error)
+        place = f"{file}, line {line}: {type(error).__name__}: " if line else ""
+        text = f"{place}{' '.join(str(error).split()):.300}"
+        raise InputError(f"{field} {name!r} cannot be loaded: {text}") from error
+
+
+def line_of(file: str, error: BaseException) -> int | None:
+    """Return the line of a file in which an error arose; None if it arose elsewhere."""
+    if isinstance(error, SyntaxError):
+        return error.lineno
+    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename.endswith(file)]
+    return lines[-1] if lines else None
 
 
 def unknown(what: str, name: str, field: str, packaged: Iterable[str], also: str = "") -> str:

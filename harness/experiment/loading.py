@@ -2,7 +2,6 @@
 
 import importlib
 import importlib.util
-import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
@@ -17,7 +16,7 @@ from harness.experiment.experiment import Experiment
 from harness.records.record import Record
 from harness.records.store import require_name
 from impl.errors import InputError, nearest
-from impl.own_code import offered
+from impl.own_code import line_of, offered
 
 _T = TypeVar("_T")
 
@@ -105,9 +104,7 @@ def _faults_named(file: str) -> Iterator[None]:
 
 def _in_one_line(file: str, error: BaseException) -> str:
     """Return in one line what is wrong with an experiment's file, and in which line of it."""
-    lines = [frame.lineno for frame in traceback.extract_tb(error.__traceback__) if frame.filename.endswith(file)]
-    line = error.lineno if isinstance(error, SyntaxError) else lines[-1] if lines else None
-    where = f"{file}, line {line}" if line else file
+    where = f"{file}, line {line}" if (line := line_of(file, error)) else file
     text = " ".join(_text(error).split())[:300]
     return f"{where}: {text}" if isinstance(error, InputError) else f"{where}: {type(error).__name__}: {text}"
 

@@ -115,3 +115,4 @@ def order_of(name: str) -> int:
 def _require(found: object) -> None:
     if not isinstance(found, NormPlacement):
         raise TypeError(f"it is of type {type(found).__name__}; valid: a NormPlacement")
+    sum(law(2) for law in (found.residual, found.input_factor, found.initial or float))  # a law that fails does so here
