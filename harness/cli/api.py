@@ -3,7 +3,7 @@
 from collections import UserList
 from collections.abc import Iterable, Iterator
 from pathlib import Path
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
 from harness.experiment import folders
 from harness.experiment.experiment import Experiment, points
@@ -43,8 +43,8 @@ class Records(UserList[Record]):
 
 
 def run(
-    what: str | Run | Iterable[Run], *, tier: Tier = "smoke", out: str | Path = folders.OWN, only: str | None = None,
-    track: str = "",
+    what: str | Path | Run | Iterable[Run], *, tier: Tier = "smoke", out: str | Path = folders.OWN,
+    only: str | None = None, track: str = "",
 ) -> Records:  # fmt: skip
     """Train what has no finished record yet on this machine, and return the records of all of it.
 
@@ -63,11 +63,17 @@ def run(
     from harness.launch.flags import Place, Saving
 
     _require_tier(tier)
-    if isinstance(what, str):
-        found = _experiment(what)
+    _require("out", out, str | Path, "the folder of the records")
+    _require("only", only, str | None, "part of a point's label, or the beginning of its id")
+    _require("track", track, str, "trackers, as of `--track`")
+    if isinstance(what, str | Path):
+        found = _experiment(str(what))
         name, runs = found.id, list(found.runs[tier])
     else:
-        name, tier, runs = OF_RUNS, "smoke", [what] if isinstance(what, Run) else list(what)
+        runs = [what] if isinstance(what, Run) or not isinstance(what, Iterable) else list(what)
+        name, tier, valid = OF_RUNS, "smoke", "the id of an experiment, a file with one, a Run, or several Runs"
+        for one in runs or [None]:
+            _require("run", one, Run, valid)
     chosen, store, saving = points(runs, only), Store(Path(out), name, tier), Saving(track=track)
     saving.require(Path(out))
     options = Options(site=site_of(Place(), runs), saving=saving)
@@ -91,6 +97,7 @@ def load(where: str | Path, *, tier: Tier | None = None) -> Records:
     Raises:
         InputError: there are none.
     """
+    _require("load", where, str | Path, "a folder with records, or the id of an experiment")
     folder = Path(where)
     _require_tier(tier or TIERS[0])
     if not folder.is_dir() and (str(where) == str(folders.OWN) or len(folder.parts) > 2):
@@ -110,7 +117,15 @@ def load(where: str | Path, *, tier: Tier | None = None) -> Records:
 
 def frame(records: Iterable[Record]) -> "pd.DataFrame":
     """Return a row for each record, as `Records.frame`; of several folders, for instance."""
-    return Records(records).frame()
+    found = list(records) if isinstance(records, Iterable) else [records]
+    for one in found:
+        _require("frame", one, Record, "records, as `load` and `run` return them")
+    return Records(found).frame()
+
+
+def _require(name: str, value: object, kind: Any, valid: str) -> None:
+    if not isinstance(value, kind):
+        raise InputError(f"{name}: {value!r:.60} is of type {type(value).__name__}; valid: {valid}")
 
 
 def _require_tier(tier: str) -> None:

@@ -1,6 +1,7 @@
 """Definition of experiments, and their loading by name."""
 
 import dataclasses
+import reprlib
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass, field
 from fnmatch import fnmatch
@@ -106,7 +107,8 @@ class Point:
 
 def _shown(value: object) -> str:
     """Return a short text for any value."""
-    return f"{value!r:.60}" if isinstance(value, str | int | float | bool | None) else type(value).__name__
+    is_plain = isinstance(value, str | int | float | list | dict | None)
+    return " ".join(reprlib.repr(value).split()) if is_plain else type(value).__name__
 
 
 def points(runs: list[Run], only: str | None = None) -> list[Point]:

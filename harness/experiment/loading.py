@@ -56,9 +56,9 @@ def load(name: str) -> Experiment:
     if not matches and (own := Path(f"{name}.py")).is_file():
         return _from_file(own, ids)
     if len(matches) != 1:
-        inside = [i for i in ids if i.startswith(f"{name}/")]
-        what = "names several experiments" if matches or inside else "is not an experiment"
-        matches, hint = matches or inside, "" if matches or inside else nearest(name, ids)
+        matches = matches or [i for i in ids if name and i.startswith(name)]
+        what = "names several experiments" if len(matches) > 1 else "is not an experiment"
+        hint = "" if matches else nearest(name, ids)
         raise InputError(f"{name!r} {what}; {hint}valid: a file NAME.py, or {', '.join(matches or ids)}")
     [found] = matches
     where = offered("experiments")[found].module if found not in _files() else f"experiments.{found.replace('/', '.')}"

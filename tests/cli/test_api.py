@@ -2,6 +2,7 @@
 
 import re
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -60,6 +61,30 @@ def test_what_has_no_records_is_refused(records: Path) -> None:
     for verb in (api.load, api.run):
         with pytest.raises(InputError, match="tier 'tiny'; valid: smoke, small, paper"):
             verb("quickstart", tier="tiny")  # pyright: ignore[reportArgumentType]
+
+
+ONE = "the id of an experiment, a file with one, a Run, or several Runs"
+FOLDER = "a folder with records, or the id of an experiment"
+
+
+@pytest.mark.parametrize(
+    ("verb", "value", "fields", "line"),
+    [
+        (api.run, 3, {}, f"run: 3 is of type int; valid: {ONE}"),
+        (api.run, [Run(), "quickstart"], {}, f"run: 'quickstart' is of type str; valid: {ONE}"),
+        (api.run, [], {}, f"run: None is of type NoneType; valid: {ONE}"),
+        (api.run, "quickstart", {"only": 3}, "only: 3 is of type int; valid: part of a point's label, or the beginning"),
+        (api.run, "quickstart", {"out": None}, "out: None is of type NoneType; valid: the folder of the records"),
+        (api.run, "quickstart", {"track": 3}, "track: 3 is of type int; valid: trackers, as of `--track`"),
+        (api.load, 3, {}, f"load: 3 is of type int; valid: {FOLDER}"),
+        (api.frame, 3, {}, "frame: 3 is of type int; valid: records, as `load` and `run` return them"),
+        (api.frame, "abc", {}, "frame: 'a' is of type str; valid: records, as `load` and `run` return them"),
+    ],
+)  # fmt: skip
+def test_a_value_of_another_type_is_named_with_what_is_valid(verb: Any, value: Any, fields: Any, line: str) -> None:
+    with pytest.raises(InputError) as told:
+        verb(value, **fields)
+    assert str(told.value).startswith(line)
 
 
 def test_runs_are_trained_and_not_again(tmp_path: Path) -> None:

@@ -312,6 +312,9 @@ def test_the_verb_tells_all_a_papers_or_one_experiments_claims(tmp_path: Path) -
 
 def test_what_is_no_experiment_is_refused() -> None:
     assert "'megatron2018' is not an experiment" in refused("claims", "megatron2018")
+    assert "'zerob' names several experiments; valid: a file NAME.py, or zerobubble2024/memory, zerobubble2024/thr" in (
+        refused("claims", "zerob")
+    )
 
 
 def test_records_that_are_not_tracked_are_left_out(tmp_path: Path) -> None:
