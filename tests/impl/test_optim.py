@@ -42,6 +42,18 @@ def test_a_change_of_fixed_size_is_the_sign_of_any_gradient() -> None:
     assert weights.tolist() == pytest.approx([-0.001, 0.001, -0.001, 0.0, 0.001])
 
 
+def test_changes_of_fixed_size_that_bf16_would_lose_add_up() -> None:
+    """As of experts' bias: below 1 numbers of bf16 are 0.004 apart, and 0.001 taken from 1 would leave 1."""
+    weights, gradient = torch.ones(1, dtype=torch.bfloat16), torch.ones(1, dtype=torch.bfloat16)
+    share = Share(weights, gradient, {Piece("a", 0, 1, 0): slice(0, 1)}, True)
+    rates, how = {"a": Rate(1.0, 0.0, fixed=0.001)}, {"offload": None, "publish": lambda _: None}
+    one = MasterAdamW([share], rates, Recipe(), dtype=torch.float32, **how)
+    for _ in range(10):
+        one.step(0.1)
+    assert one.masters[0].item() == pytest.approx(0.99)
+    assert weights.item() == pytest.approx(0.99, abs=2**-9)
+
+
 def model(dtype: torch.dtype) -> Any:
     torch.manual_seed(0)
     return nn.Sequential(nn.Linear(8, 16), nn.LayerNorm(16), nn.Linear(16, 4)).to(dtype)
