@@ -16,8 +16,9 @@ from experiments.megatron2019 import scaled
 from experiments.ours import claim
 from harness.experiment.kit import (
     DEVICE, MARK, NEEDS_TEXT, PARAMETERS, RUNS, STEP, DataConfig, EvaluationConfig, Experiment, ModelConfig, Plan,
-    Recipe, Record, Run, cost, of_run, points, step_seconds, table_of,
+    Point, Recipe, Record, Run, cost, of_run, points, step_seconds, table_of,
 )  # fmt: skip
+from impl.grouping import by_key
 
 REAL, PSEUDO, BOTH = "real", "pseudo", "pseudo to real"
 HALF = "pseudo, first half"
@@ -77,6 +78,12 @@ def runs(model: ModelConfig, recipe: Recipe, seeds: int, run: Run) -> list[Run]:
     return found
 
 
+def joined(records: Sequence[Record]) -> list[Point]:
+    """Return the points, as one those that differ in nothing but the seed of the run that they start from."""
+    found = (((way(one.run), one.device, replace(one.run, start=None)), one) for one in points(records, last_loss))
+    return [replace(alike[0], records=sum((one.records for one in alike), ())) for alike in by_key(found).values()]
+
+
 SHOWN = (
     of_run("way", "layers' weights", way, text=True), DEVICE, of_run("steps", "steps", lambda run: run.train.steps),
     PARAMETERS, LAST_LOSS, STEP, RUNS, MARK,
@@ -97,9 +104,9 @@ EXPERIMENT = Experiment(
         ),
         in_abstract("the delinked model is ahead of the pseudo one", at_most(losses, BOTH, PSEUDO, LOSS)),
     ),
-    table=table_of("pseudo_to_real", "Layers that share weights at first", SHOWN, lambda of: points(of, last_loss), [
+    table=table_of("pseudo_to_real", "Layers that share weights at first", SHOWN, joined, [
         "real: every layer has weights of its own; pseudo: all have the first one's; pseudo to real: they do for half "
-        "of the steps, and then begin with copies of them, each row with those of one seed."
+        "of the steps, and then begin with copies of them."
     ]),
     cost=cost("15 min", "days, 64 GPUs with 32 GB", note=NEEDS_TEXT),
     deviations="M6-10T has ten trillion parameters, most of them of experts, and lacks memory for them; here a GPT "

@@ -64,6 +64,13 @@ def test_verdicts_on_shared_layers_turn() -> None:
     assert verdicts(pseudo(falling(-1.0), {HALF: 2.0, PSEUDO: 2.0})) == [NO] * 4
 
 
+def test_its_table_has_a_row_for_each_way_and_not_for_each_seed() -> None:
+    assert pseudo_to_real.EXPERIMENT.table is not None
+    rows = pseudo_to_real.EXPERIMENT.table(pseudo(falling(0.1), {})).frame
+    assert sorted(rows["way"]) == sorted([REAL, PSEUDO, HALF, BOTH])
+    assert list(rows["n"]) == [3] * 4
+
+
 def test_losses_at_equal_time_lie_between_evaluations() -> None:
     """Half of 800 steps in half the time, and 400 more, are 600 steps of a real model, whose loss is 4 - 600 / 400."""
     found = losses_at_equal_time(pseudo(falling(0.0), {HALF: 0.5}))
