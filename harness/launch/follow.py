@@ -18,10 +18,11 @@ from rich.progress import (
 from harness.experiment.experiment import Point
 from harness.launch.trackers import Trackers
 from harness.rank.failure import end_of
-from harness.rank.results import step_of
+from harness.rank.json_files import read_as
+from harness.rank.results import RESUMED, Resumption, step_of
 from harness.records.printable import printable
 from harness.records.record import Record
-from harness.records.store import RESUMED, Document, read_json
+from harness.records.store import Document
 
 LOOK_SECONDS = 1.0
 """Time between two looks at the steps of a running point."""
@@ -146,14 +147,13 @@ class Follower:
     def catch_up(self) -> None:
         """Have trackers follow the attempt up to now, and report once which step it was resumed at, if it was."""
         self.display.trackers.follow(self.point, self.attempt)
-        found = None if self.has_resumed else read_json(self.attempt / RESUMED)
-        if not isinstance(found, dict) or not isinstance(found.get("warnings"), list) or "step" not in found:
+        if self.has_resumed or (found := read_as(Resumption, self.attempt / RESUMED)) is None:
             return
         self.has_resumed = True
         label, steps = self.point.label, self.point.run.train.steps
-        for warning in found["warnings"]:
+        for warning in found.warnings:
             self.display.message(f"{label}: {warning}")
-        what = f"goes on from step {found['step']} of {steps}" if found["step"] else "begins again at step 0"
+        what = f"goes on from step {found.resumed[-1]} of {steps}" if found.resumed else "begins again at step 0"
         self.display.message(f"{label}: {what}")
 
 

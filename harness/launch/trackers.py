@@ -21,10 +21,10 @@ from typing import IO, Any, NamedTuple, Protocol
 
 from harness.experiment.experiment import Point
 from harness.rank.json_files import read_as, write_as
-from harness.rank.results import EVALUATIONS, MEMORY, step_of, steps_path
+from harness.rank.results import EVALUATIONS, MEMORY, RESUMED, Resumption, step_of, steps_path
 from harness.records.labels import fields
 from harness.records.record import Record
-from harness.records.store import RESUMED, Document, loads, read_json
+from harness.records.store import Document, loads
 from impl.errors import InputError, in_one_line
 from impl.run import Run, to_dict
 
@@ -237,14 +237,13 @@ class Trackers:
     def _open(self, point: Point, attempt: Path) -> Followed | None:
         """Open a run in its trackers, unless another command follows it, as `watch` beside `run` would."""
         group = f"{attempt.parents[2].name}-{attempt.parents[1].name}"
-        path, resumed = self.folder / group / f"{point.id}.json", read_json(attempt / RESUMED)
+        path, resumption = self.folder / group / f"{point.id}.json", read_as(Resumption, attempt / RESUMED)
         if before := self.followed.pop(point.id, None):
             self._close(before)
         if (lock := _locked(path.with_suffix(".lock"))) is None:
             return None
         kept = read_as(Kept, path) or Kept()
-        is_continued = isinstance(resumed, dict) and bool(resumed.get("step"))
-        if kept.attempt != attempt.name and not (is_continued and kept.name):
+        if kept.attempt != attempt.name and not (resumption and resumption.resumed and kept.name):
             label = "".join(c if c.isalnum() or c in "-_.=" else "-" for c in point.label)
             kept = Kept(f"{label}-{attempt.name}"[-120:])
         kept.attempt = attempt.name

@@ -9,8 +9,9 @@ from pathlib import Path
 from harness.rank.failure import Failure, Outcome, decide, last_lines
 from harness.rank.heartbeat import Alive, read_alive
 from harness.rank.job import STOP
+from harness.rank.json_files import read_as
 from harness.rank.orders import ORDERS, TrainingOrders, UnreadableError
-from harness.rank.results import MEMORY, Result, result_of, steps_so_far
+from harness.rank.results import MEMORY, RESUMED, Result, Resumption, result_of, steps_so_far
 from harness.records.parse import of_document
 from harness.records.store import SCHEMA, Document
 
@@ -69,6 +70,9 @@ def document_of(
         "evaluations": first.evaluations,
         "log": _log(attempt, outcome, missing, slurm_log),
     }
+    if resumption := read_as(Resumption, attempt / RESUMED):
+        record["times"] |= {"resumed_at": resumption.resumed} if resumption.resumed else {}
+        record["environment"] |= {"git": resumption.git} if resumption.git else {}
     record |= _certified(record, [] if missing else [*results.values()]) if orders.certify else {}
     try:
         of_document(record)
@@ -111,8 +115,6 @@ def _times(submitted: float, last: Sequence[Alive | Failure], results: Sequence[
     times: Document = {"started": iso(submitted), "ended": iso(ended)}
     parts = {name: max(of.seconds.get(name, 0.0) for of in results) for name in (results[0].seconds if results else ())}
     times |= {f"{name}_seconds": seconds for name, seconds in parts.items()}
-    if results and results[0].resumed:
-        times["resumed_at"] = results[0].resumed
     # its parts are of all attempts, the time since it was submitted is of the last one
     return {**times, "total_seconds": max(ended - submitted, math.fsum(parts.values()))}
 

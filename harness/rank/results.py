@@ -14,6 +14,7 @@ from impl.files import naming
 FLUSH_SECONDS = 0.5
 HASHES = "hashes"
 """Key of a step's hashes in what is measured, and saved along with a checkpoint."""
+RESUMED = "resumed.json"
 MEMORY = "peak_memory_bytes"
 """Key of the rank's peak so far in the log of its steps; records have the last one alone."""
 EVALUATIONS = "rank-0.evaluations.jsonl"
@@ -34,10 +35,18 @@ class Result:
     engine: Document = field(default_factory=dict)
     device: Document = field(default_factory=dict)
     resolved: Document = field(default_factory=dict)
-    resumed: list[int] = field(default_factory=list)
-    """Steps at which training was resumed from a checkpoint."""
     certificate: list[Document] = field(default_factory=list)
     """Hashes of each step; empty without certificate."""
+
+
+@dataclass(frozen=True)
+class Resumption:
+    """File that rank 0 leaves if there are checkpoints of earlier attempts, which may be damaged; before it trains."""
+
+    warnings: list[str] = field(default_factory=list)
+    resumed: list[int] = field(default_factory=list)
+    """Steps at which training was resumed, this attempt's the last; empty if it begins at step 0."""
+    git: Document = field(default_factory=dict)
 
 
 def result_of(attempt: Path, rank: int) -> Result | None:

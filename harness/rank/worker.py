@@ -3,7 +3,6 @@
 import contextlib
 import dataclasses
 import gc
-import json
 import math
 import os
 import sys
@@ -25,11 +24,11 @@ from harness.rank.json_files import write_as
 from harness.rank.orders import TrainingOrders
 from harness.rank.profile import profiled
 from harness.rank.rendezvous import RendezvousError, join
-from harness.rank.results import HASHES, MEMORY, Result, StepLog, note_evaluations
+from harness.rank.results import HASHES, MEMORY, RESUMED, Result, Resumption, StepLog, note_evaluations
 from harness.rank.roofline import gemm_rate, roofline
 from harness.records.environment import CODE, commits, device_environment, git_state, numerics
 from harness.records.parts import Git
-from harness.records.store import RESUMED, Document, write_atomically
+from harness.records.store import Document
 from impl.collectives import observed
 from impl.cost.parameters import count_parameters
 from impl.data.batches import head_positions
@@ -143,7 +142,6 @@ class Worker:
             reason=reason,
             seconds=self.measured.seconds,
             evaluations=self.measured.evaluations,
-            resumed=self.measured.resumed,
             rank={"rank": self.rank, **measured},
             certificate=[line[HASHES] for line in self.measured.steps if HASHES in line],
             engine={"name": self.run.engine, **trainer.settings(), **kernel},
@@ -187,9 +185,10 @@ class Worker:
             before.note_code(self.git, before.resumed[-1])
             mixed = f"not all steps are of one known code: commit {commits(Git(**before.git))}"
             warnings += [mixed] * (len(before.code) > 1)
-        if self.rank == 0 and (before or warnings):
-            resumed = {"step": before.resumed[-1] if before else 0, "warnings": warnings}
-            write_atomically(self.attempt / RESUMED, json.dumps(resumed))
+        if self.rank == 0:
+            (self.attempt / RESUMED).unlink(missing_ok=True)  # of an earlier start of the same job
+            if before or warnings:
+                write_as(self.attempt / RESUMED, Resumption(warnings, self.measured.resumed, self.measured.git))
         return continuation
 
     def _certify(self, trainer: Engine) -> None:

@@ -23,8 +23,6 @@ SIMULATED = "simulated"
 """Source of a simulated record, and the folder of such records, with one folder for each system."""
 FINISHED = ("ok", "nan")
 """Statuses that a new run of the sweep leaves alone: training again would give the same."""
-RESUMED = "resumed.json"
-"""File in an attempt's folder with the step that training was resumed at; missing if it began at step 0."""
 HEAD = (
     *("schema", "id", "experiment", "tier", "source", "config"),
     *("status", "reason", "cause", "attempt", "tries", "times"),

@@ -73,7 +73,7 @@ FOLDER = "a folder with records, or the id of an experiment"
         (api.run, 3, {}, f"run: 3 is of type int; valid: {ONE}"),
         (api.run, [Run(), "quickstart"], {}, f"run: 'quickstart' is of type str; valid: {ONE}"),
         (api.run, [], {}, f"run: None is of type NoneType; valid: {ONE}"),
-        (api.run, "quickstart", {"only": 3}, "only: 3 is of type int; valid: part of a point's label, or the beginning"),
+        (api.run, "quickstart", {"only": 3}, "only: 3 is of type int; valid: part of a point's label"),
         (api.run, "quickstart", {"out": None}, "out: None is of type NoneType; valid: the folder of the records"),
         (api.run, "quickstart", {"track": 3}, "track: 3 is of type int; valid: trackers, as of `--track`"),
         (api.load, 3, {}, f"load: 3 is of type int; valid: {FOLDER}"),

@@ -191,12 +191,13 @@ def test_a_file_needs_nothing_but_runs(tmp_path: Path, monkeypatch: pytest.Monke
         (
             "none_in_a_test",
             "from harness.experiment.kit import *\nEXPERIMENT = Experiment(runs=[])",
-            "none_in_a_test.py, line 2: Experiment.runs {'paper': [], 'small': [], 'smoke': []}: must be a list of at least "
-            "one Run for each of smoke, small, paper",
+            "none_in_a_test.py, line 2: Experiment.runs {'paper': [], 'small': [], 'smoke': []}: must be a list of at "
+            "least one Run for each of smoke, small, paper",
         ),
         (
             "one_without_in_a_test",
-            "from harness.experiment.kit import *\nEXPERIMENT = Experiment(runs={'smoke': [Run()], 'small': [], 'paper': 3})",
+            "from harness.experiment.kit import *\n"
+            "EXPERIMENT = Experiment(runs={'smoke': [Run()], 'small': [], 'paper': 3})",
             "line 2: Experiment.runs {'paper': 3, 'small': [], 'smoke': [Run(",
         ),
     ],

@@ -10,7 +10,7 @@ from rich.console import Console
 
 from harness.experiment.experiment import Point
 from harness.launch.follow import LATEST, Display, Follower, latest_steps
-from harness.records.store import RESUMED
+from harness.rank.results import RESUMED
 from impl.run import Run
 from tests.harness.made_up_records import changed, record
 from tests.harness.small_runs import Told
@@ -51,12 +51,12 @@ def test_a_point_starts_and_resumes_once(tmp_path: Path, monkeypatch: pytest.Mon
     monkeypatch.setattr("harness.launch.follow.LOOK_SECONDS", 0.0)
     told = Told()
     follower = Follower(told, Point(Run(), "one"), tmp_path, is_shown=False)
-    (tmp_path / RESUMED).write_text(json.dumps({"step": 40, "warnings": ["a checkpoint was damaged"]}))
+    (tmp_path / RESUMED).write_text(json.dumps({"resumed": [40], "warnings": ["a checkpoint was damaged"]}))
     follower.look()
     follower.look()
     assert told.starts == [Run().id]
     assert told.messages == ["one: a checkpoint was damaged", "one: goes on from step 40 of 100"]
-    (tmp_path / RESUMED).write_text(json.dumps({"step": 0, "warnings": ["no checkpoint is whole"]}))
+    (tmp_path / RESUMED).write_text(json.dumps({"resumed": [], "warnings": ["no checkpoint is whole"]}))
     Follower(told, Point(Run(), "two"), tmp_path, is_shown=True).look()
     assert told.messages[2:] == ["two: no checkpoint is whole", "two: begins again at step 0"]
 

@@ -15,8 +15,7 @@ import pytest
 from harness.experiment.experiment import Point
 from harness.launch import trackers
 from harness.launch.trackers import KINDS, Opening, Trackers, Values
-from harness.rank.results import EVALUATIONS
-from harness.records.store import RESUMED
+from harness.rank.results import EVALUATIONS, RESUMED
 from impl.run import Run
 from tests.documents import ROOT
 from tests.harness.calls import Answer, call, refused
@@ -63,7 +62,7 @@ def attempt(folder: Path, name: str, steps: range, resumed: int | None = None) -
     path = folder / "quickstart" / "small" / "attempts" / name
     path.mkdir(parents=True, exist_ok=True)
     if resumed is not None:
-        (path / RESUMED).write_text(json.dumps({"step": resumed, "warnings": []}))
+        (path / RESUMED).write_text(json.dumps({"resumed": [resumed] * bool(resumed), "warnings": []}))
     with (path / "rank-0.steps.jsonl").open("a") as log:
         log.writelines(json.dumps(line(i)) + "\n" for i in steps)
     return path

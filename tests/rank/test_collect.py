@@ -14,8 +14,9 @@ from harness.launch.decide import LIFE_SECONDS, QUIET_SECONDS, attempt_state
 from harness.rank.collect import document_of
 from harness.rank.heartbeat import Alive, write_alive
 from harness.rank.job import BEHIND, STOP, JobState, keep
+from harness.rank.json_files import write_as
 from harness.rank.orders import UnreadableError
-from harness.rank.results import steps_so_far
+from harness.rank.results import RESUMED, Resumption, steps_so_far
 from harness.records.store import Store
 from impl.plan import Plan
 from impl.recipe import Recipe
@@ -249,6 +250,21 @@ def test_what_was_to_be_stopped_is_cancelled_unless_slurm_ended_it(attempt: Path
     record = document_of(attempt, scheduler="PREEMPTED", slurm_log=["slurmstepd: error: preempted"])
     assert (record["status"], record["cause"]) == ("failed", "preempted")
     assert record["log"] == ["slurmstepd: error: preempted", "the last line"]
+
+
+def test_a_run_that_failed_after_it_was_resumed_has_the_steps_and_the_code_as_one_that_ended_well(attempt: Path):
+    code = {"commit": "b" * 40, "dirty": False, "step": 2, "before": [{"commit": "a" * 40, "dirty": False, "step": 0}]}
+    write_as(attempt / RESUMED, Resumption([], [1, 2], code))
+    for rank in range(2):
+        log_steps(attempt, rank, lines(3, rank))
+    fail(attempt, 1, "rank 1: ValueError: no", 1.0)
+    failed = document_of(attempt)
+    assert (failed["status"], failed["times"]["resumed_at"], failed["environment"]["git"]) == ("failed", [1, 2], code)
+    (attempt / "rank-1.failure.json").unlink()
+    for rank in range(2):
+        finish(attempt, rank)
+    ended = document_of(attempt)
+    assert (ended["status"], ended["times"]["resumed_at"], ended["environment"]["git"]) == ("ok", [1, 2], code)
 
 
 def test_failures_of_an_earlier_start_of_the_job_do_not_count(attempt: Path):

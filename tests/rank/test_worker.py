@@ -14,11 +14,13 @@ from harness.rank import rendezvous, resume, worker
 from harness.rank.failure import Failure
 from harness.rank.instruments import Measured
 from harness.rank.journal import Journal
+from harness.rank.json_files import read_as
+from harness.rank.results import RESUMED, Resumption
 from harness.records import environment
 from harness.records.environment import device_environment
 from harness.records.parse import of_document
 from harness.records.parts import Git
-from harness.records.store import RESUMED, with_digest
+from harness.records.store import with_digest
 from impl.precision import LossScale
 from impl.recipe import Recipe
 from impl.train import Step
@@ -151,7 +153,7 @@ def test_a_record_has_the_code_of_the_steps_before_an_interruption(
     one._resume(object.__new__(worker.Trainer))
     assert written(one) == HERE | added
     warnings = [f"not all steps are of one known code: commit {warning}"] if warning else []
-    assert json.loads((tmp_path / RESUMED).read_text()) == {"step": 2, "warnings": warnings}
+    assert read_as(Resumption, tmp_path / RESUMED) == Resumption(warnings, [2], HERE | added)
     parsed = of_document(document(record()) | {"environment": {"git": HERE | added}})
     assert parsed.environment.git == Git(**HERE | added)
 
