@@ -8,7 +8,7 @@ from typing import Any, NamedTuple
 import pandas as pd
 
 from harness.analysis.render import Column, Table, shown, texts
-from harness.analysis.scaling_law import Fitted, Point, can_fit, difference, fitted, in_words
+from harness.analysis.scaling_law import Fitted, Observation, can_fit, difference, fitted, in_words
 from harness.records.measures import about, in_order, model_names, shape, size_name
 from harness.records.parts import Evaluation
 from harness.records.record import Record
@@ -33,7 +33,7 @@ def validated(records: Sequence[Record], norm: str) -> list[tuple[Record, list[E
     return [(one, course) for one in good for (_, kind), course in one.courses.items() if kind == "causal"]
 
 
-def points_of(run: Record, course: Sequence[Evaluation]) -> list[Point]:
+def points_of(run: Record, course: Sequence[Evaluation]) -> list[Observation]:
     """Return the points of the law that a run gives: its validations from FITTED_FROM of its steps on.
 
     If its learning rate decays, only the last: the earlier ones are not what a run of that length ends with.
@@ -41,7 +41,8 @@ def points_of(run: Record, course: Sequence[Evaluation]) -> list[Point]:
     start = FITTED_FROM * course[-1].step if run.run.train.decay == "constant" else course[-1].step
     counted = [one for one in course if one.step >= start]
     return [
-        Point(run.parameters, float(one.step * run.run.tokens_per_step), one.per("tokens"), run.id) for one in counted
+        Observation(run.parameters, float(one.step * run.run.tokens_per_step), one.per("tokens"), run.id)
+        for one in counted
     ]
 
 

@@ -30,7 +30,7 @@ FLOPS = 6
 """FLOPs of training per parameter and token."""
 
 
-class Point(NamedTuple):
+class Observation(NamedTuple):
     """Validation loss of a run at some time of its training."""
 
     parameters: float
@@ -72,7 +72,7 @@ class Fitted:
     law: Law
     resampled: Law
     """Arrays with a number for each resample; NaN if no size has a second run."""
-    points: tuple[Point, ...]
+    points: tuple[Observation, ...]
     off: float
     """Root mean square of the logarithm of loss over the law's loss."""
 
@@ -87,13 +87,13 @@ def between(values: Any) -> tuple[float, float]:
     return float(low), float(high)
 
 
-def can_fit(points: Sequence[Point]) -> bool:
+def can_fit(points: Sequence[Observation]) -> bool:
     """Return True if points, sizes and amounts of data are enough for five constants."""
     sizes, amounts = {point.parameters for point in points}, {point.tokens for point in points}
     return len(points) >= LEAST_POINTS and len(sizes) > 2 and len(amounts) > 2
 
 
-def fitted(points: Sequence[Point], resamples: int = RESAMPLES, seed: int = 0) -> Fitted:
+def fitted(points: Sequence[Observation], resamples: int = RESAMPLES, seed: int = 0) -> Fitted:
     """Return the law that fits the points best, and its bootstrap: per model size, runs drawn with replacement.
 
     Args:
@@ -151,7 +151,7 @@ def _starts(logs: np.ndarray) -> np.ndarray:
     return np.array([(part, part, floor, math.log(a), math.log(b)) for a, b in product(POWERS, POWERS)])
 
 
-def _drawn(points: Sequence[Point], resamples: int, generator: np.random.Generator) -> np.ndarray:
+def _drawn(points: Sequence[Observation], resamples: int, generator: np.random.Generator) -> np.ndarray:
     """Return how much each point counts in each resample. Shapes: [resamples, points].
 
     Source: Rao and Wu 1988: draws of a run less, each with a larger weight; as many draws as runs vary too little.

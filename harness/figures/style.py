@@ -30,7 +30,7 @@ STYLE: dict[Any, Any] = {
     "axes.spines.top": False, "axes.spines.right": False, "legend.frameon": False, "legend.fontsize": 9,
     "lines.linewidth": 1.6, "axes.axisbelow": True, "legend.handlelength": 2.6,
 }  # fmt: skip
-Point = tuple[float, float]
+XY = tuple[float, float]
 _T = TypeVar("_T")
 MOST_LINES, OF_MORE, MOST_POINTS = 32, 12, 5000
 """Most lines that differ in colour or marker; lines drawn if there are more; most points of a line."""
@@ -132,7 +132,7 @@ def with_room_above(ax: "Axes", bottom: float | None = 0.0) -> None:
 
 
 def beside_published(
-    title: str, x: str, y: str, ours: Mapping[str, Sequence[Point]], published: Mapping[str, Sequence[Point]]
+    title: str, x: str, y: str, ours: Mapping[str, Sequence[XY]], published: Mapping[str, Sequence[XY]]
 ) -> "Figure | None":
     """Draw lines through points, each with its published values dashed; None if none of ours has two points."""
     if not any(len(points) > 1 for points in ours.values()):

@@ -8,7 +8,7 @@ from datetime import UTC, datetime
 import numpy as np
 
 from harness.analysis.placement_laws import points_of
-from harness.analysis.scaling_law import CONSTANTS, Fitted, Point, can_fit, fitted
+from harness.analysis.scaling_law import CONSTANTS, Fitted, Observation, can_fit, fitted
 from harness.experiment.forecasts import TAILS
 from harness.experiment.placements import CLOSE
 from harness.records.parts import HELD_OUT, LossForecast
@@ -85,7 +85,7 @@ def interval(law: Fitted, parameters: float, tokens: float) -> tuple[float, floa
     return loss * math.exp(-math.hypot(below, own)), loss, loss * math.exp(math.hypot(above, own))
 
 
-def _points(coming: Coming, finished: Iterable[Record]) -> Iterable[Point]:
+def _points(coming: Coming, finished: Iterable[Record]) -> Iterable[Observation]:
     """Yield the points of the law that runs like this one give."""
     for one in finished:
         if one.status == "ok" and not one.has_diverged and coming.is_like(one):
@@ -94,5 +94,5 @@ def _points(coming: Coming, finished: Iterable[Record]) -> Iterable[Point]:
                     yield from (point for point in points_of(one, course) if point.parameters > 0 and point.loss > 0)
 
 
-def _runs(points: Sequence[Point]) -> int:
+def _runs(points: Sequence[Observation]) -> int:
     return len({point.run for point in points})

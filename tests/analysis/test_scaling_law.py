@@ -6,7 +6,7 @@ from itertools import product
 import numpy as np
 import pytest
 
-from harness.analysis.scaling_law import Law, Point, _drawn, between, can_fit, fitted
+from harness.analysis.scaling_law import Law, Observation, _drawn, between, can_fit, fitted
 from harness.experiment.published import published
 
 SIZES, TOKENS = np.geomspace(7e7, 1.6e10, 6), np.geomspace(5e9, 5e11, 5)
@@ -17,14 +17,14 @@ def printed(prefix: str) -> Law:
     return Law(*(float(published("chinchilla2022", f"{prefix}_{name}")["value"].iloc[0]) for name in Law._fields))
 
 
-def points(law: Law, noise: float = 0.0, runs: int = 3, seed: int = 0) -> list[Point]:
+def points(law: Law, noise: float = 0.0, runs: int = 3, seed: int = 0) -> list[Observation]:
     """Losses of runs of each size after some of their tokens; all of a run are off by as much, and each by a tenth."""
     draw = np.random.default_rng(seed)
     found = []
     for size, run in product(SIZES, range(runs)):
         own = draw.normal(0, noise)
         found += [
-            Point(
+            Observation(
                 size, tokens, law.loss(size, tokens) * math.exp(own + draw.normal(0, noise / 10)), f"{size:.0f}-{run}"
             )
             for tokens in TOKENS
@@ -79,7 +79,7 @@ def test_draws_are_of_whole_runs_and_repeat_themselves() -> None:
 def test_resamples_of_few_runs_scatter_as_much_as_new_runs_do() -> None:
     law, off = printed("refit"), [-0.03, 0.0, 0.03]
     made = [
-        Point(size, tokens, law.loss(size, tokens) * math.exp(own), f"{size}-{own}")
+        Observation(size, tokens, law.loss(size, tokens) * math.exp(own), f"{size}-{own}")
         for size, own, tokens in product(SIZES, off, TOKENS)
     ]
     weights = _drawn(made, 4000, np.random.default_rng(0))

@@ -10,7 +10,7 @@ from matplotlib.collections import LineCollection
 from matplotlib.container import ErrorbarContainer
 
 from harness.analysis.render import Table
-from harness.analysis.scaling_law import Fitted, Law, Point
+from harness.analysis.scaling_law import Fitted, Law, Observation
 from harness.figures import figures, placements, style
 from harness.records.record import Record
 from impl.errors import InputError
@@ -111,7 +111,7 @@ def test_a_point_at_zero_leaves_the_others_apart() -> None:
 
 def test_every_size_of_a_law_is_drawn(monkeypatch: pytest.MonkeyPatch) -> None:
     law = Law(1.0, 100.0, 100.0, 0.3, 0.3)
-    points = [Point(1e5 * size, tokens, 2.0, f"{size}") for size in range(1, 12) for tokens in (1e5, 1e6)]
+    points = [Observation(1e5 * size, tokens, 2.0, f"{size}") for size in range(1, 12) for tokens in (1e5, 1e6)]
     monkeypatch.setattr(placements, "fits", lambda records: {"pre": Fitted(law, law, tuple(points), 0.0)})
     legend = placements.of_laws([record()]).axes[0].get_legend()
     assert len(legend.get_texts()) == 11
