@@ -70,11 +70,11 @@ def read_predictions(path: Path, cases: Sequence[Case] = ()) -> Seconds:
         raise InputError(f"{where}: {reason}; {valid}") from None
     if missing := [name for name in (*KEYS, GUESS) if name not in frame]:
         raise InputError(f"{where}: has no column {', '.join(missing)}; it has {', '.join(frame)}; {valid}")
-    seconds = pd.to_numeric(frame[GUESS], errors="coerce")
+    seconds = pd.Series(pd.to_numeric(frame[GUESS], errors="coerce"))
     wrong = ~(frame[GUESS].isin(["", "nan"]) | seconds.between(0, math.inf, inclusive="neither"))
     for file, name, text in frame.loc[wrong, [*KEYS, GUESS]].itertuples(index=False):
         raise InputError(f"{where}: {GUESS} of {file}/{name} is {text}; valid: positive seconds, or empty")
-    found = dict(zip(zip(frame["file"], frame["name"], strict=True), seconds, strict=True))
+    found = {(file, name): of_row for file, name, of_row in zip(*(frame[key] for key in KEYS), seconds, strict=True)}
     known = {(row.file, row.name) for case in cases for part in parts_of(case) for row in itertools.chain(*part)}
     if cases and (other := next((key for key in found if key not in known), None)):
         of = "valid: file and name of a line that `accuracy --rows FILE.csv` writes"

@@ -109,7 +109,7 @@ CHECKS = (
 
 def without_machine_code(check: Callable[[], None]) -> None:
     """What is traced is executed as it is."""
-    nn.Module.compile = partialmethod(nn.Module.compile, backend="eager")
+    nn.Module.compile = partialmethod(nn.Module.compile, backend="eager")  # type: ignore[method-assign]
     check()
 
 

@@ -27,6 +27,8 @@ MANY = 4096
 MANY_TOKENS = replace(GPT, vocab_size=MANY, tied=False)
 """Its embedding and head have each a bucket larger than the buffers of all others."""
 LONG = replace(GPT, seq_len=256)
+WIDE = replace(GPT, num_layers=2, mlp_size=1024, biases=False)
+"""What the functions of its MLPs compute is most of a rank's memory."""
 SMALL_BUCKETS = 100_000
 
 
@@ -111,7 +113,12 @@ LAYOUTS = [
         for how in some
     ),
     run(normed("hybrid"), batch=8, pp=2, precision="bf16", schedule="zb_h1"),
-    *(run(replace(GPT, mlp=mlp), batch=8, pp=2, schedule="zb_h1") for mlp in ("squared_relu", "swiglu")),
+    *(
+        run(replace(WIDE, mlp=mlp), batch=8, pp=2, schedule="zb_h1")
+        for mlp in ("swiglu", "squared_relu", "relu", "gelu_erf")
+    ),
+    run(replace(WIDE, mlp="swiglu"), batch=8, pp=2, tp=2, sequence_parallel=True, schedule="zb_h1"),
+    run(replace(WIDE, mlp="squared_relu"), precision="bf16"),
     run(replace(GPT, mlp="squared_relu", experts=4, experts_per_token=2)),
     run(SHARED),
     run(SHARED, recompute="full", precision="bf16"),
