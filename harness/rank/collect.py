@@ -62,17 +62,14 @@ def document_of(
         "engine": first.engine or {"name": orders.engine},
         "resolved": {**first.resolved, "data": orders.data_summary},
         "environment": {**orders.environment, **first.device},
-        **({"forecast": orders.forecast} if orders.forecast else {}),
-        **({"loss_forecast": orders.loss_forecast} if orders.loss_forecast else {}),
+        **{name: found for name in ("forecast", "loss_forecast") if (found := getattr(orders, name))},
         "times": _times(orders.submitted, [*lives.values(), *failures], [*results.values()]),
         "ranks": [result.rank for result in results.values()],
         "steps": _steps(attempt, ranks),
         "evaluations": first.evaluations,
         "log": _log(attempt, outcome, missing, slurm_log),
     }
-    if resumption := read_as(Resumption, attempt / RESUMED):
-        record["times"] |= {"resumed_at": resumption.resumed} if resumption.resumed else {}
-        record["environment"] |= {"git": resumption.git} if resumption.git else {}
+    _note_resumption(record, attempt)
     record |= _certified(record, [] if missing else [*results.values()]) if orders.certify else {}
     try:
         of_document(record)
@@ -94,6 +91,13 @@ def base_record(run_id: str, experiment: str, tier: str, config: Document) -> Do
         "source": "measured",
         "config": config,
     }
+
+
+def _note_resumption(record: Document, attempt: Path) -> None:
+    """Add to a record where its run was resumed, and by which code."""
+    if resumption := read_as(Resumption, attempt / RESUMED):
+        record["times"] |= {"resumed_at": resumption.resumed} if resumption.resumed else {}
+        record["environment"] |= {"git": resumption.git} if resumption.git else {}
 
 
 def _last_start(attempt: Path, ranks: range) -> tuple[dict[int, Alive], list[Failure]]:

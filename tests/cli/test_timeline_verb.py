@@ -13,6 +13,7 @@ from typing import Any
 import pytest
 
 from harness.cli import timeline
+from harness.records import store
 from impl.model.config import ModelConfig
 from impl.pipeline.schedule import Action, Op, peak_in_flight
 from impl.pipeline.schedules import build
@@ -133,13 +134,11 @@ def test_what_cannot_be_written_leaves_nothing(where: str, monkeypatch: pytest.M
     Path("full").mkdir()
     Path("full/steps.png").write_text("an older figure")
 
-    def no_space(self: Path, content: bytes) -> None:
-        with self.open("wb") as file:
-            file.write(content[:100])
-        raise OSError(28, "No space left on device", str(self))
+    def no_space(_: str, path: Path) -> None:
+        raise OSError(28, "No space left on device", str(path))
 
     if where.startswith("full"):
-        monkeypatch.setattr(Path, "write_bytes", no_space)
+        monkeypatch.setattr(store, "rename", no_space)  # behind the last write
     refused("timeline", "--plan.pp", "2", "--microbatches", "2", "--out", where)
     assert sorted(str(path) for path in Path().rglob("*")) == ["file", "full", "full/steps.png"]
     assert (Path("file").read_text(), Path("full/steps.png").read_text()) == ("mine", "an older figure")
