@@ -23,7 +23,6 @@ TIMES, TOKENS_PER_PARAMETER = (10, 100, 1000), 20
 """Extrapolation sizes as multiples of the largest model's parameters, and tokens a parameter (Hoffmann et al.)."""
 SURE = 0.95
 """Share of the draws that have to agree."""
-_fitted_once = cache(fitted)
 
 
 def validated(records: Sequence[Record], norm: str) -> list[tuple[Record, list[Evaluation]]]:
@@ -52,8 +51,14 @@ def fits(records: Sequence[Record]) -> dict[str, Fitted]:
     for seed, norm in enumerate(dict.fromkeys((*PLACEMENTS, *(one.run.model.norm_placement for one in records)))):
         points = tuple(point for run, course in validated(records, norm) for point in points_of(run, course))
         if can_fit(points):
-            found[norm] = _fitted_once(tuple(sorted(points)), seed=seed)  # for independent draws
+            found[norm] = _fitted(tuple(sorted(points)), seed)
     return found
+
+
+@cache
+def _fitted(points: tuple[Observation, ...], seed: int) -> Fitted:
+    """Return the law of one placement's points, fitted once; the seed keeps placements' draws independent."""
+    return fitted(points, seed=seed)
 
 
 class End(NamedTuple):
